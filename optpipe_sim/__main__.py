@@ -4,7 +4,7 @@ import sys
 
 # what `cli` says of Ctrl-C, for where it is not imported yet
 INTERRUPTED = (
-    '{"schema": 1, "error": {"kind": "interrupted", "message": "interrupted", "exit_status": 130}}'
+    '{"schema": 2, "error": {"kind": "interrupted", "message": "interrupted", "exit_status": 130}}'
 )
 
 

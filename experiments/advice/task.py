@@ -7,11 +7,13 @@ import subprocess
 import sys
 from time import perf_counter
 
+from optpipe_sim.costs import load_machine
 from optpipe_sim.costs.advise.rows import LIMITS
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.study.tasks import Count, Row
 
 VERSION = 2
+ROOM = 0.05  # of the memory that driver and libraries leave: what plans leave free
 
 
 def run(
@@ -27,7 +29,7 @@ def run(
     without the family, a bound on both, and how long the command took, its start included."""
     asked = {
         "model": model, "machine": machine, "gpus": gpus, "global-batch": global_batch, "seq": seq,
-        "family": family, "seed": seed,
+        "family": family, "seed": seed, "memory-limit": _limit(machine),
     }  # fmt: skip
     options = [word for key, value in asked.items() for word in (f"--{key}", str(value))]
     began = perf_counter()
@@ -54,3 +56,9 @@ def run(
         "command": answer["command"],
         "seconds": round(took, 1),
     }
+
+
+def _limit(machine: str) -> str:
+    """Return the limit of a device, in whole tenths of a GiB."""
+    usable = int(load_machine(machine).usable_bytes * (1 - ROOM))
+    return f"{usable * 10 // 2**30 / 10}GiB"

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done. 1: the answer is no (does not fit, not valid, nothing found). 2: bad input, with one
     line on stderr. 130: interrupted. 141: the reader of the output closed it. Never a traceback,
     unless OPTPIPE_SIM_TRACEBACK is set. With ``--json`` the error is also printed on stdout, unless
-    an answer was already printed: ``{"schema": 1, "error": {"kind", "message", "exit_status"}}``.
+    an answer was already printed: ``{"schema": 2, "error": {"kind", "message", "exit_status"}}``.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     for name in ("stdout", "stderr"):

@@ -31,13 +31,14 @@ def compare_chart(
 ) -> Figure:
     """Draw horizontal bars, one row per schedule: time per iteration on the left, peak memory on the right.
 
-    The bubble is the light end of a time bar; a tick marks the lower bound. Schedules that do not
+    The bubble is the light end of the pipeline's time; what the profile knows beside that follows it, hollow; a tick
+    marks the lower bound of the pipeline. Schedules that do not
     fit the limit are hatched: their numbers are those of a replay without it. A peak far above all
     others has a broken bar, so that the others keep their length.
 
     Args:
         rows: as ``optpipe-sim compare --json`` gives them: ``schedule, cost_ns, makespan_ns,
-            bubble_rate, bubble_rate_flush, peak_bytes, fits`` and, where known, ``speedup`` and
+            bubble_rate, bubble_rate_flush, peak_bytes, fits`` and, where known, ``iteration_ns``, ``speedup`` and
             ``lower_bound_ns``. A row without ``cost_ns`` (a schedule that could not be built) is
             named, with its ``reason`` if it has one, and has no bars.
         memory_limit: bytes, one number or one per device; None: no limit to draw.
@@ -98,25 +99,42 @@ def _drawn(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, Mapping[str, An
     return [(at, row) for at, row in enumerate(rows) if row.get("cost_ns") is not None]
 
 
+def _iteration_ns(row: Mapping[str, Any]) -> int:
+    """Return the time of an iteration; a table made before it had a name of its own has the pipeline's only."""
+    return int(row.get("iteration_ns") or row["cost_ns"])
+
+
 def _times(rows: Sequence[Mapping[str, Any]], ax: Axes) -> None:
-    longest = max((row["cost_ns"] for _, row in _drawn(rows)), default=1)
+    longest = max((_iteration_ns(row) for _, row in _drawn(rows)), default=1)
     unit, size = time_unit(longest)
     for at, row in _drawn(rows):
-        whole = row["cost_ns"] / size
+        pipeline, whole = row["cost_ns"] / size, _iteration_ns(row) / size
         flush = row["cost_ns"] == row["makespan_ns"]
-        bubble = row["bubble_rate_flush" if flush else "bubble_rate"] * whole
+        bubble = row["bubble_rate_flush" if flush else "bubble_rate"] * pipeline
         hatch = None if row["fits"] else _HATCH
-        ax.barh(at, whole - bubble, height=0.68, color=BUSY, hatch=hatch, edgecolor="white", lw=0)
+        ax.barh(
+            at, pipeline - bubble, height=0.68, color=BUSY, hatch=hatch, edgecolor="white", lw=0
+        )
         ax.barh(
             at,
             bubble,
-            left=whole - bubble,
+            left=pipeline - bubble,
             height=0.68,
             color=BUBBLE,
             hatch=hatch,
             edgecolor="white",
             lw=0,
         )
+        if whole > pipeline:
+            ax.barh(
+                at,
+                whole - pipeline,
+                left=pipeline,
+                height=0.64,
+                color="none",
+                edgecolor=MUTED,
+                lw=0.8,
+            )
         bound = row.get("lower_bound_ns")
         if bound:
             ax.plot([bound / size] * 2, [at - 0.42, at + 0.42], color=INK, lw=1.1)
@@ -217,6 +235,9 @@ def _legend(rows: Sequence[Mapping[str, Any]], limit: int | None) -> list[Patch 
         Patch(color=BUSY, label="busiest device at work"),
         Patch(color=BUBBLE, label="bubble"),
     ]
+    if any(_iteration_ns(row) > row["cost_ns"] for _, row in _drawn(rows)):
+        beside = "gradients, update, between ops"
+        handles.append(Patch(facecolor="none", edgecolor=MUTED, lw=0.8, label=beside))
     if any(row.get("lower_bound_ns") for row in rows):
         handles.append(
             Line2D([], [], color=INK, lw=1.1, marker="|", linestyle="none", label="lower bound")

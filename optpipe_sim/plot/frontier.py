@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import OptPipeError
+from ..profile.iteration import iteration_ns
 from .axis import points, size_unit, text_inches, time_unit
 from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
 
@@ -33,7 +35,7 @@ _SLOWEST = 1.6  # published schedules slower than the best by more than this are
 
 
 def frontier_chart(frontier: Frontier) -> Figure:
-    """Draw the curve from the lowest feasible limit to the highest, and the bound; the optimum lies between
+    """Draw the time of an iteration from the lowest feasible limit to the highest, and the bound; the optimum lies between
     the two.
 
     The point of a published schedule is its time and memory without a limit.
@@ -59,12 +61,13 @@ def _draw(frontier: Frontier, ax: Axes) -> None:
     solved = [(point.limit_bytes, point.result) for point in frontier.points if point.result]
     if not solved:
         raise OptPipeError("nothing to draw: no limit of this frontier has a schedule")
-    costs = [result.objective_ns for _, result in solved]
+    whole = partial(iteration_ns, frontier.profile)
+    costs = [whole(result.objective_ns) for _, result in solved]
     size, per_size = size_unit(solved[-1][0])
-    unit, per_unit = time_unit(max(costs))
+    unit, per_unit = time_unit(round(max(costs)))
     limits = [limit / per_size for limit, _ in solved]
     times = [cost / per_unit for cost in costs]
-    bounds = [result.lower_bound_ns / per_unit for _, result in solved]
+    bounds = [whole(result.lower_bound_ns) / per_unit for _, result in solved]
     chunks = frontier.chunks
     room = 0.06 * (limits[-1] - limits[0] or limits[-1])
     left, right = max(0.0, limits[0] - 1.6 * room), limits[-1] + room
@@ -93,7 +96,7 @@ def _draw(frontier: Frontier, ax: Axes) -> None:
     )
     ax.step([*limits, right], [*times, times[-1]], where="post", color=BEST, lw=1.8)
     ax.plot(limits, times, "o", color=BEST, ms=5, label=f"best schedule found, {chunks}")
-    told = [(point.limit_bytes / per_size, point.family[1] / per_unit) for point in frontier.points if point.family]  # fmt: skip
+    told = [(point.limit_bytes / per_size, point.family_iteration_ns / per_unit) for point in frontier.points if point.family_iteration_ns]  # fmt: skip
     if told:
         label = "best schedule of the family"
         xs, ys = zip(*told, (right, told[-1][1]), strict=True)
@@ -146,7 +149,7 @@ def _published(
     """Draw the published schedules as points with their names; points in one place share a label."""
     places: dict[tuple[float, float], list[str]] = {}
     for each in frontier.schedules:
-        place = each.peak_bytes / scale[0], each.cost_ns / scale[1]
+        place = each.peak_bytes / scale[0], each.iteration_ns / scale[1]
         if span[0] <= place[0] <= span[1] and place[1] <= ceiling:
             places.setdefault(place, []).append(each.schedule)
     left_out = len(frontier.schedules) - sum(map(len, places.values()))

@@ -120,7 +120,8 @@ def _title(solution: Solution, ax: Axes) -> None:
     figure = ax.get_figure(root=True)
     assert figure is not None
     trace, bound = solution.trace, solution.bound
-    what = "iteration" if trace.objective == "flush" else "longest device span"
+    whole = "iteration" if trace.iteration_ns == trace.cost_ns else "pipeline"
+    what = whole if trace.objective == "flush" else "longest device span"
     proof = (
         f"proven optimal by {bound.name}"
         if solution.gap_ns <= 0

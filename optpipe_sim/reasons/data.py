@@ -20,7 +20,7 @@ def explain_data(trace: Trace, most_gaps: int = MOST_GAPS) -> dict[str, Any]:
     """Break down the time of an iteration.
 
     Returns:
-        `makespan_ns`, both bubble rates; `devices`: per device `busy_ns`, `idle_ns` by cause,
+        `iteration_ns`, `makespan_ns` (of its pipeline), both bubble rates; `devices`: per device `busy_ns`, `idle_ns` by cause,
         `recompute_ns`; `gaps`: the longest, each with its cause, the op that waits and the one it
         waits for; `critical_path`: its `steps`, and its `parts_ns`, which add up to the makespan;
         `imbalance`, `bubble`: the two parts of idle time, as shares; `hints`: alternatives that
@@ -29,6 +29,7 @@ def explain_data(trace: Trace, most_gaps: int = MOST_GAPS) -> dict[str, Any]:
     devices = range(trace.schedule.shape.devices)
     found = gaps(trace)
     return {
+        "iteration_ns": trace.iteration_ns,
         "makespan_ns": trace.makespan_ns,
         "bubble_rate": trace.bubble_rate,
         "bubble_rate_flush": trace.bubble_rate_flush,

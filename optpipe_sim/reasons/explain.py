@@ -224,7 +224,7 @@ def explain(trace: Trace, longest: int = 5) -> str:
     busiest = int(np.argmax(trace.busy_ns))
     lines = [] if trace.fits else ["It does not fit: these are the times without the memory limit."]
     lines += [
-        f"One iteration takes {format_time(total)}; its bubble is {trace.bubble_rate_flush:.1%}"
+        f"{takes(trace)}; its bubble is {trace.bubble_rate_flush:.1%}"
         f" ({trace.bubble_rate:.1%} of the longest device span).",
         f"Devices idle {trace.imbalance + trace.bubble:.1%} of it: {trace.imbalance:.1%} by imbalance (less work than"
         f" the busiest device), {trace.bubble:.1%} by the order (pipeline bubble).",
@@ -258,6 +258,16 @@ def explain(trace: Trace, longest: int = 5) -> str:
     lines += ["", "What would gain, each replayed:"]
     lines += [f"  - {hint}" for hint in (hints(trace) or (NONE,))]
     return "\n".join(lines) + "\n"
+
+
+def takes(trace: Trace) -> str:
+    """Say how long an iteration takes and, where the profile knows of more, how long its pipeline does, which all that
+    follows is about."""
+    if trace.iteration_ns == trace.cost_ns:
+        return f"One iteration takes {format_time(trace.makespan_ns)}"
+    beside = "the rest is gradients, update and what lies between ops"
+    whole = f"One iteration takes {format_time(trace.iteration_ns)}"
+    return f"{whole}, its pipeline {format_time(trace.makespan_ns)} ({beside})"
 
 
 def path_parts(trace: Trace) -> dict[str, int]:

@@ -24,6 +24,7 @@ from ..profile import CostProfile
 from ..trace import CAUSES, Trace
 from ..units import format_size, format_time
 from .binding import Binding, analyse_binding, describe_binding
+from .explain import takes
 
 FORCED = ("fill", "memory", "copies", "drain", "few W", "others")
 SHORT = "shorter span"  # for the objective span: how much earlier a device ends than the slowest
@@ -290,8 +291,11 @@ REASONS = {
 
 def _describe_bound(found: Solution) -> list[str]:
     trace, bound = found.trace, found.bound
-    what = "One iteration" if trace.objective == "flush" else "The longest device span"
-    head = f"{what} takes {format_time(trace.cost_ns)}"
+    head = (
+        takes(trace)
+        if trace.objective == "flush"
+        else f"The longest device span takes {format_time(trace.cost_ns)}"
+    )
     gap = found.gap_ns
     if gap <= 0:
         lines = [f"{head}, and no schedule takes less: proven by {bound.name}."]

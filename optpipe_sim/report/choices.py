@@ -9,6 +9,8 @@ from html import escape
 from typing import NamedTuple
 
 from ..costs.advise.rows import Advice, Point, limited_by
+from ..profile import CostProfile
+from ..profile.iteration import iteration_ns
 from ..solvers.frontier import Frontier
 from ..study.compare import Comparison
 from ..trace import Trace
@@ -25,6 +27,11 @@ _WHOLE = (
     "The times here are of the whole iteration, gradients, update and what lies between ops included;"
     " the lanes of a schedule are what it takes by itself."
 )
+
+
+def _whole(profile: CostProfile) -> str:
+    """Return what the times of the page are of, where the profile knows of more than the pipeline."""
+    return f"<p class='what'>{_WHOLE}</p>" if "iteration" in profile.meta else ""
 
 
 class Choice(NamedTuple):
@@ -47,7 +54,7 @@ def comparison_views(found: Comparison) -> list[View]:
     for row in found.rows:
         trace, peak = row.trace, max(row.trace.peak_bytes)
         cells = [
-            _time(trace.cost_ns),
+            _time(trace.iteration_ns),
             _share(trace.bubble_rate_flush),
             Cell(trace.peak_text, peak),
             Cell("yes" if trace.fits else "no"),
@@ -55,12 +62,15 @@ def comparison_views(found: Comparison) -> list[View]:
             Cell(f"{row.speedup:.3f}×", row.speedup),
         ]
         kind = "fits" if trace.fits else "over"
-        rows.append(Choice(row.schedule, row.schedule, trace, peak, trace.cost_ns, cells, kind))
+        rows.append(
+            Choice(row.schedule, row.schedule, trace, peak, trace.iteration_ns, cells, kind)
+        )
     limits = sorted(set(found.memory_limit or ()))
     text = "".join(f"<li>{escape(name)}: {escape(why)}</li>" for name, why in found.refused.items())
     refused = f"<details><summary>Left out</summary><ul>{text}</ul></details>" if text else ""
     limit = limits[-1] if limits else None
-    return _views(heads, rows, _fastest(found), limit_bytes=limit, more=refused)
+    more = _whole(found.baseline.profile) + refused
+    return _views(heads, rows, _fastest(found), limit_bytes=limit, more=more)
 
 
 def frontier_views(found: Frontier) -> list[View]:
@@ -77,32 +87,39 @@ def frontier_views(found: Frontier) -> list[View]:
             rows.append(Choice(name, heading, None, point.limit_bytes, 0, cells, "none"))
             continue
         trace = result.trace
-        bound.append((point.limit_bytes, result.lower_bound_ns))
-        fixed = "" if point.fixed is None else f"{point.fixed[0]}: {format_time(point.fixed[1])}"
+        least = round(iteration_ns(found.profile, result.lower_bound_ns))
+        bound.append((point.limit_bytes, least))
+        fixed = ""
+        if point.fixed is not None:
+            fixed = f"{point.fixed[0]}: {format_time(point.fixed_iteration_ns or 0)}"
         chunks = trace.schedule.shape.chunks
         cells = [
-            _time(trace.cost_ns),
+            _time(trace.iteration_ns),
             Cell(str(chunks), chunks),
             _share(trace.bubble_rate_flush),
-            _time(result.lower_bound_ns),
+            _time(least),
             _share(result.gap),
             Cell(f"{trace.offloaded:,}", trace.offloaded),
             Cell(result.status),
             Cell(fixed),
         ]
-        rows.append(Choice(name, heading, trace, point.limit_bytes, trace.cost_ns, cells, "best"))
+        rows.append(
+            Choice(name, heading, trace, point.limit_bytes, trace.iteration_ns, cells, "best")
+        )
     best = [(row.memory_bytes, row.time_ns) for row in rows if row.trace]
     curves = [
         Curve("best schedule found", best),
         Curve(f"no schedule with {found.chunks} is faster (proven)", bound, dashed=True),
     ]
     published = [
-        Mark(each.schedule, each.peak_bytes, each.cost_ns, "published") for each in found.schedules
+        Mark(each.schedule, each.peak_bytes, each.iteration_ns, "published")
+        for each in found.schedules
     ]
     axis = "memory limit of a device"
     return _views(
-        heads, rows, _enough(rows), curves=curves if best else [], marks=published, axis=axis
-    )
+        heads, rows, _enough(rows), curves=curves if best else [], marks=published, axis=axis,
+        more=_whole(found.profile),
+    )  # fmt: skip
 
 
 def advice_views(found: Advice) -> list[View]:
@@ -135,7 +152,7 @@ def advice_views(found: Advice) -> list[View]:
         f" {found.rows[0].tokens_per_s:,.0f} tokens/s.",
         marks=marks,
         limit_bytes=found.question.limit_bytes,
-        more=f"<p class='what'>{_WHOLE}</p><h3>How sure</h3><ul>{text}</ul>",
+        more=f"{_whole(found.rows[0].profile)}<h3>How sure</h3><ul>{text}</ul>",
     )
 
 
@@ -146,7 +163,7 @@ def _fastest(found: Comparison) -> str:
         least = min(found.rows, key=lambda row: max(row.trace.peak_bytes))
         peak = format_size(max(least.trace.peak_bytes))
         return f"None of them fits; {least.schedule} needs the least memory, {peak}."
-    best = min(fitting, key=lambda row: row.trace.cost_ns)
+    best = min(fitting, key=lambda row: row.trace.iteration_ns)
     fits = " that fits" if found.memory_limit else ""
     return (
         f"Fastest{fits}: {best.schedule}, {format_time(best.trace.iteration_ns)} per iteration, at most"

@@ -31,6 +31,7 @@ class FixedPoint:
     schedule: str
     cost_ns: int
     peak_bytes: int
+    iteration_ns: int
 
 
 def published(
@@ -167,5 +168,8 @@ def fixed_points(
     for name in built:
         one = best_fixed({name: built[name]}, free, None, objective)
         if one is not None:
-            points.append(FixedPoint(name, one[1].cost_ns, max(one[1].peak_bytes)))
+            trace = one[1]
+            points.append(
+                FixedPoint(name, trace.cost_ns, max(trace.peak_bytes), trace.iteration_ns)
+            )
     return sorted(points, key=lambda point: (point.peak_bytes, point.cost_ns))

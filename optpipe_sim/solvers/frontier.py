@@ -34,8 +34,9 @@ class Point:
         status: that of the result, else ``infeasible`` (proven) or ``unknown``.
         reason: one line that says why there is no result.
         fixed: the fastest published schedule that fits, over every value of its options (see `fixed.best_rule`),
-            and its cost in ns; None if none fits. `untried`: the rules for such schedules that time did not allow.
+            and its cost (the pipeline's time) in ns; None if none fits. `untried`: the rules for such schedules that time did not allow.
         family: the same of the fastest schedule of a framework's family; None as well if none was asked for.
+        fixed_iteration_ns, family_iteration_ns: the time of an iteration of the two, the rest of it included.
     """
 
     limit_bytes: int
@@ -45,9 +46,12 @@ class Point:
     fixed: tuple[str, int] | None = None
     family: tuple[str, int] | None = None
     untried: int = 0
+    fixed_iteration_ns: int | None = None
+    family_iteration_ns: int | None = None
 
     def __repr__(self) -> str:
-        found = "no schedule" if self.result is None else format_time(self.result.objective_ns)
+        trace = None if self.result is None else self.result.trace
+        found = "no schedule" if trace is None else format_time(trace.iteration_ns)
         return f"<Point {format_size(self.limit_bytes)}: {found}, {self.status}>"
 
     def to_json(self) -> dict[str, Any]:
@@ -61,9 +65,12 @@ class Point:
             "chunks": None,
             "fixed": name,
             "fixed_cost_ns": cost,
+            "fixed_iteration_ns": self.fixed_iteration_ns,
             "fixed_untried": self.untried,
             "family": told,
             "family_cost_ns": told_ns,
+            "family_iteration_ns": self.family_iteration_ns,
+            "iteration_ns": None,
             "objective_ns": None,
             "lower_bound_ns": None,
             "gap": None,
@@ -102,8 +109,8 @@ class Frontier:
         """Return a small table with the curve, for notebooks."""
         rows = {
             format_size(point.limit_bytes): point.reason or point.status
-            if point.result is None
-            else f"{format_time(point.result.objective_ns)}, gap {point.result.gap:.2%}"
+            if point.result is None or point.result.trace is None
+            else f"{format_time(point.result.trace.iteration_ns)}, gap {point.result.gap:.2%}"
             for point in self.points
         }
         solved = any(point.result for point in self.points)
@@ -250,7 +257,12 @@ def _sizes(limits: Sequence[Size], tiny: bool) -> list[int]:
 def _beside(point: Point, best: Best, any_shape: bool) -> Point:
     """Return a point with the best published schedule beside it, and in the place of what a search for `any_shape`
     found whose time was too short to try it."""
-    point = replace(point, fixed=(best.name, best.trace.cost_ns), untried=best.untried)
+    point = replace(
+        point,
+        fixed=(best.name, best.trace.cost_ns),
+        fixed_iteration_ns=best.trace.iteration_ns,
+        untried=best.untried,
+    )
     if point.result is None or not any_shape:
         return point
     result = _with_schedule(point.result, best.trace, best.name, point.limit_bytes)
@@ -259,8 +271,11 @@ def _beside(point: Point, best: Best, any_shape: bool) -> Point:
 
 def _with_family(point: Point, told: tuple[str, Trace] | None, before: Sequence[Point]) -> Point:
     """Return a point with the best of a family: `told` for its limit, or that of the limit below."""
-    found = [told and (told[0], told[1].cost_ns), *(one.family for one in before[-1:])]
-    return replace(point, family=min(filter(None, found), key=lambda one: one[1], default=None))
+    known = before[-1] if before else point
+    if told is None or (known.family is not None and known.family[1] <= told[1].cost_ns):
+        return replace(point, family=known.family, family_iteration_ns=known.family_iteration_ns)
+    name, trace = told
+    return replace(point, family=(name, trace.cost_ns), family_iteration_ns=trace.iteration_ns)
 
 
 def _finished(

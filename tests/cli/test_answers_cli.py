@@ -18,7 +18,7 @@ from optpipe_sim.ops import parse_op
 def test_check(cli) -> None:
     cli("simulate p.yaml --schedule zb-h1 -m 8 --save s.json")
     assert cli("check s.json p.yaml --json").json == {
-        "schema": 1,
+        "schema": 2,
         "valid": True,
         "problems": [],
     }
@@ -53,7 +53,7 @@ def test_export(cli) -> None:
     cli("simulate p.yaml --schedule zb-h1 -m 4 --save s.json")
     answer = cli("export s.json --format torch-csv --json")
     assert answer.json == {
-        "schema": 1,
+        "schema": 2,
         "schedule": "s.json",
         "format": "torch-csv",
         "path": "s.csv",

@@ -34,7 +34,7 @@ def test_with_json_an_error_is_an_object_too(line, cli) -> None:
     assert answer.code == code
     assert set(answer.json) == {"schema", "error"}
     error = answer.json["error"]
-    assert answer.json["schema"] == 1
+    assert answer.json["schema"] == 2
     assert (error["kind"], error["exit_status"]) == (kind, code)
     assert answer.err == (
         f"optpipe-sim: {error['message']}\n" if kind != "usage" else f"{error['message']}\n"

@@ -18,6 +18,7 @@ from optpipe_sim.costs import load_machine, load_model
 from optpipe_sim.costs.advise import memory as advise_memory
 from optpipe_sim.costs.advise import search as advise_search
 from optpipe_sim.costs.advise.advise import advise
+from optpipe_sim.costs.advise.evaluate import evaluate
 from optpipe_sim.costs.advise.memory import limits_around
 from optpipe_sim.costs.advise.replay import profile_of, replayed
 from optpipe_sim.costs.advise.rows import COMMON, LIMITS, MEMORY_ERROR, Row, limited_by
@@ -28,7 +29,6 @@ from optpipe_sim.costs.machine_files import machine_names
 from optpipe_sim.costs.provenance import iteration_ns
 from optpipe_sim.errors import InvalidSchedule, NoSolution, OptPipeError, OutOfMemory
 from optpipe_sim.plot.advise import advice_chart, pareto
-from optpipe_sim.units import size_text
 
 ROOT = Path(__file__).parents[2]
 MODEL = {
@@ -114,7 +114,7 @@ def test_rows_are_one_per_split_and_hold_together(found) -> None:
         assert 0.05 < row.mfu < 0.8
         again = simulate(row.trace.schedule, row.profile)
         assert iteration_ns(row.profile, again.makespan_ns) == row.iteration_ns
-        assert row.peak_bytes <= found.question.limit_bytes < found.question.machine.usable_bytes
+        assert row.peak_bytes <= found.question.limit_bytes == found.question.machine.usable_bytes
 
 
 def test_nothing_replayed_that_fits_beats_the_answer(found) -> None:
@@ -254,9 +254,31 @@ def test_devices_share_long_sequences() -> None:
     assert found.rows[0].choice.cp > 1
 
 
-def test_the_limit_is_a_number_to_type_again() -> None:
+def test_one_limit_in_every_command() -> None:
     found = advise(MODEL, "h100", **SMALL, time_limit=1, top=1)
-    assert size_text(found.question.limit_bytes) == "71.8GiB"
+    # 80 GB as the driver tells it, less what driver and libraries take
+    assert found.question.limit_bytes == load_machine("h100").usable_bytes == int(75.6 * GIB)
+    today = evaluate(MODEL, "h100", gpus=8, microbatches=1, seq=4096, tp=8)
+    assert today.row.profile.memory_limit == (found.question.limit_bytes,)
+    assert found.rows[0].profile.memory_limit is not None
+    assert set(found.rows[0].profile.memory_limit) == {found.question.limit_bytes}
+
+
+def test_a_plan_that_fills_the_memory_has_one_with_room_beside_it() -> None:
+    asked = {**SMALL, "schedules": ["1f1b", "zb-h1"], "pp": 4, "tp": 1, "tolerance": 0.0}
+    machine = load_machine("a100")
+    wide = advise(MODEL, machine, **asked)  # type: ignore[arg-type]
+    assert not wide.near_limit
+    assert wide.roomy is None
+    peak = wide.rows[0].peak_bytes
+    # the same on a GPU with just so much memory
+    small = replace(machine, memory_gib=peak / GIB + machine.rates.context_gib + 0.001)
+    full = advise(MODEL, small, **asked)  # type: ignore[arg-type]
+    assert (full.near_limit, full.rows[0].peak_bytes) == (True, peak)
+    assert full.roomy is not None
+    assert full.roomy.peak_bytes <= 0.95 * small.usable_bytes
+    assert full.roomy.iteration_ns >= full.rows[0].iteration_ns
+    assert full.to_json()["roomy"] == full.roomy.to_json()
 
 
 def test_without_pcie_nothing_offloads() -> None:

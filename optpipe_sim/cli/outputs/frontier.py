@@ -14,21 +14,40 @@ from .show import Out, hint, plain_table, written
 if TYPE_CHECKING:
     from ...solvers.frontier import Frontier, Point
 
-HEADS = ("limit", "time", "chunks", "bubble", "bound", "gap", "offloaded", "× published")
+HEADS = (
+    "limit",
+    "time",
+    "pipeline",
+    "chunks",
+    "bubble",
+    "bound",
+    "gap",
+    "offloaded",
+    "× published",
+)
 
 
 def show_frontier(
     out: Out, arguments: argparse.Namespace, curve: Frontier, files: dict[str, str]
 ) -> None:
+    out.print(_answer(curve), soft_wrap=True)
     head = f"{curve.profile.name}: {counted(curve.profile.devices, 'device')}"
     head += f", {counted(curve.microbatches, 'microbatch', 'microbatches')}"
-    out.print(Text("Best time by memory limit", "bold"), "on", Text(head))
+    out.print("on", Text(head))
     out.print()
-    heads = [*HEADS, *([f"× {arguments.family}"] if arguments.family else [])]
-    table = plain_table(*heads, left=heads[7:])
+    family = f"× {arguments.family}" if arguments.family else ""
+    heads = [*HEADS, *([family] if family else [])]
+    beside = any(_beside_pipeline(point) for point in curve.points)
+    if not beside:  # the pipeline's time is the iteration's
+        heads.remove("pipeline")
+    table = plain_table(*heads, left=[head for head in heads if head.startswith("×")])
     for point in curve.points:
-        table.add_row(*_cells(point, len(heads), "" if curve.shapes else f" for {curve.chunks}"))
+        cells = _cells(point, "" if curve.shapes else f" for {curve.chunks}", family)
+        table.add_row(*(cells.get(head, Text()) for head in heads))
     out.print(table)
+    if beside:
+        text = "time: of an iteration; bubble, bound and gap are those of its pipeline"
+        out.print(Text(text, "dim"), soft_wrap=True)
     short = sum(point.untried > 0 for point in curve.points)
     if short:
         text = f"× published: at {counted(short, 'limit')} the time was too short to try them all; raise --time-limit"
@@ -55,28 +74,60 @@ def show_frontier(
         hint(out, "draw it with --chart frontier.png")
 
 
-def _cells(point: Point, count: int, only: str) -> list[Text]:
-    """Return the cells of a row; `only`: what a proof is restricted to."""
+def _answer(curve: Frontier) -> Text:
+    """Return the first line: the fastest schedule of the curve and the least limit that has it, and the price of the
+    lowest limit with a schedule."""
+    found = [
+        (point, point.result.trace)
+        for point in curve.points
+        if point.result is not None and point.result.trace is not None
+    ]
+    if not found:
+        text = f"no schedule fits: with {curve.chunks} none exists below"
+        return Text(f"{text} {size_above(curve.least_limit_bytes)}", "bold red")
+    fastest = min(trace.iteration_ns for _, trace in found)
+    enough = next(point for point, trace in found if trace.iteration_ns == fastest)
+    least, slowest = found[0]
+    text = (
+        f"{format_time(fastest)} per iteration from a limit of {format_size(enough.limit_bytes)} on"
+    )
+    if slowest.iteration_ns > fastest:
+        longer = slowest.iteration_ns / fastest - 1
+        text += f"; {format_time(slowest.iteration_ns)} ({longer:+.1%}) in {format_size(least.limit_bytes)}"
+    return Text(text, "bold")
+
+
+def _beside_pipeline(point: Point) -> bool:
+    trace = None if point.result is None else point.result.trace
+    return trace is not None and trace.iteration_ns != trace.cost_ns
+
+
+def _cells(point: Point, only: str, family: str) -> dict[str, Text]:
+    """Return the cells of a row; `only`: what a proof is restricted to; `family`: the column of that."""
     limit = Text(format_size(point.limit_bytes))
     result = point.result
     if result is None or result.trace is None:
         why = "infeasible" if point.status == "infeasible" else "none found"
-        return [limit, Text("✗", "red"), *(Text() for _ in HEADS[3:]), Text(why, "dim")]
+        return {"limit": limit, "time": Text("✗", "red"), HEADS[-1]: Text(why, "dim")}
     trace = result.trace
     flush = trace.objective == "flush"
     share = trace.offloaded / (trace.schedule.shape.stages * trace.schedule.shape.units)
-    others = [
-        Text(f"{one[1] / trace.cost_ns:.3f} {one[0]}") if one else Text("none fits", "dim")
-        for one in (point.fixed, point.family)
-    ]
+
+    def over(other: tuple[str, int] | None, iteration_ns: int | None) -> Text:
+        if other is None or iteration_ns is None:
+            return Text("none fits", "dim")
+        return Text(f"{iteration_ns / trace.iteration_ns:.3f} {other[0]}")
+
     optimal = result.status == "optimal"
-    return [
-        limit,
-        Text(format_time(trace.cost_ns), "bold"),
-        Text(str(trace.schedule.shape.chunks)),
-        Text(f"{trace.bubble_rate_flush if flush else trace.bubble_rate:.1%}"),
-        Text(format_time(result.lower_bound_ns)),
-        Text(f"optimal{only}", "green") if optimal else Text(f"{result.gap:.2%}"),
-        Text(f"{share:.0%}"),
-        *others[: count - len(HEADS) + 1],
-    ]
+    return {
+        "limit": limit,
+        "time": Text(format_time(trace.iteration_ns), "bold"),
+        "pipeline": Text(format_time(trace.cost_ns)),
+        "chunks": Text(str(trace.schedule.shape.chunks)),
+        "bubble": Text(f"{trace.bubble_rate_flush if flush else trace.bubble_rate:.1%}"),
+        "bound": Text(format_time(result.lower_bound_ns)),
+        "gap": Text(f"optimal{only}", "green") if optimal else Text(f"{result.gap:.2%}"),
+        "offloaded": Text(f"{share:.0%}"),
+        HEADS[-1]: over(point.fixed, point.fixed_iteration_ns),
+        family: over(point.family, point.family_iteration_ns),
+    }

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from ...profile import CostProfile
+from ...profile.iteration import iteration_ns
 from ...schedule import Shape
 from ...solvers.margins.shares import ALL, Margins
 from ...units import counted, format_size, format_time, size_text
@@ -35,7 +38,7 @@ def show_solution(
 ) -> None:
     trace = result.trace
     assert trace is not None
-    out.print(verdict("the best found", trace).append(f", {_apart(result)}", "not bold"))
+    out.print(verdict("the best found", trace).append(f", {apart(result)}", "not bold"))
     out.print("on", headline(profile, arguments.microbatches))
     if result.info["interrupted"]:
         out.print(Text("interrupted: the best so far", "yellow"))
@@ -44,7 +47,7 @@ def show_solution(
     found_by = result.info["found_by"]
     by = f"from the {found_by}" if found_by in KNOWN else f"by {found_by}"
     times(out, trace, Text(f", {by} after {when:.1f} of {result.seconds:.1f} s", "dim"))
-    line(out, "proven", _proof(result))
+    line(out, "proven", proof(result))
     line(out, "peak memory", peak_text(trace))
     activations = trace.schedule.shape.stages * trace.schedule.shape.units
     offloaded = f"{trace.offloaded} of {activations} activations"
@@ -60,7 +63,7 @@ def show_solution(
     if shape.placement != profile.placement:
         line(out, "shape", f"{shape.chunks} chunks per device, placed {_placement(shape)}")
     if "margin" in result.info:
-        _show_margin(out, result.info["margin"])
+        _show_margin(out, result.info["margin"], partial(iteration_ns, profile))
     fixed = _fixed(arguments, profile, result) if not out.quiet else None
     if not out.quiet and len(trace.schedule) <= MANY_OPS:
         line(out, "against", _against(trace, fixed))
@@ -72,10 +75,16 @@ def show_solution(
     _hints(out, arguments, profile, result, fixed)
 
 
-def _show_margin(out: Out, margin: dict[str, Any]) -> None:
-    """Print the time of the plan within its margins, and the cost of each margin."""
-    planned, bound = margin["planned_ns"], margin["planned_bound_ns"]
-    text = f"{Margins(**margin['margins'])}: at most {format_time(planned)} within them"
+def _show_margin(out: Out, margin: dict[str, Any], whole: Callable[[float], float]) -> None:
+    """Print the time per iteration of the plan within its margins, and the cost of each margin.
+
+    Args:
+        whole: the time of an iteration whose pipeline takes a time; the report of margins has the latter.
+    """
+    planned, bound = whole(margin["planned_ns"]), whole(margin["planned_bound_ns"])
+    text = (
+        f"{Margins(**margin['margins'])}: at most {format_time(planned)} per iteration within them"
+    )
     line(out, "margins", f"{text}, at most {planned / max(1, bound) - 1:.2%} above the best plan")
     limits = margin["memory_limit_bytes"]
     if limits is not None and margin["margins"]["memory"]:
@@ -85,14 +94,16 @@ def _show_margin(out: Out, margin: dict[str, Any]) -> None:
     without = dict(margin["without"])
     everything = without.pop(ALL, None)
     for name, less in without.items():
-        text = f"at most {format_time(less['planned_ns'])}, {format_time(less['nominal_ns'])} as profiled"
-        gain = planned / less["planned_ns"] - 1
+        least, nominal = whole(less["planned_ns"]), whole(less["nominal_ns"])
+        text = f"at most {format_time(least)}, {format_time(nominal)} as profiled"
+        gain = planned / least - 1
         line(out, f"without {name}", f"{text}: this margin costs {gain:.2%}")
     if everything is not None:
-        cost = margin["nominal_ns"] / everything["nominal_ns"] - 1
+        nominal = whole(everything["nominal_ns"])
+        cost = whole(margin["nominal_ns"]) / nominal - 1
         off = margin["unguarded"]
-        then = f"takes {format_time(off['ns'])}" if off["fits"] else "does not fit"
-        text = f"{format_time(everything['nominal_ns'])} as profiled, where margins cost {cost:.2%}"
+        then = f"takes {format_time(whole(off['ns']))}" if off["fits"] else "does not fit"
+        text = f"{format_time(nominal)} as profiled, where margins cost {cost:.2%}"
         line(out, "without any", f"{text}; where they are used up, that plan {then}")
 
 
@@ -101,14 +112,15 @@ def _placement(shape: Shape) -> str:
     return name if isinstance(name, str) else "as listed"
 
 
-def _apart(result: SolveResult) -> str:
+def apart(result: SolveResult) -> str:
     """Return how far the result may be from the best possible."""
     if result.status == "optimal":
         return f"optimal with {result.info['covers']}"
     return f"at most {result.gap:.2%} above the best possible"
 
 
-def _proof(result: SolveResult) -> Text:
+def proof(result: SolveResult) -> Text:
+    """Return what is proven: the bound, what it covers, and how far the result may be from it."""
     # other chunks and placements have schedules of their own, which may be faster
     name = result.bound_name.partition(", least over ")[0]
     assert result.trace is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import OptPipeError
 from ...solvers.options import TREATMENTS
-from ...units import Size, as_limit, parse_size
+from ...units import Size, as_limit
 from ..calibrate import Calibration
 from ..machine_files import load_machine
 from ..machines import Machine
@@ -33,7 +33,7 @@ def advise(
     top: int = 5,
     time_limit: float = 20.0,
     memory_limit: Size | None = None,
-    margin: float = 0.05,
+    margin: float = 0.0,
     tolerance: float = 0.005,
     recompute: Sequence[str] | None = None,
     treatments: Sequence[str] | None = None,
@@ -67,7 +67,8 @@ def advise(
         model, machine: names, files, mappings, or what `load_model` and `load_machine` return.
         gpus: in all. `global_batch`: sequences per iteration, in all. `seq`: tokens of each.
         time_limit: seconds; what is not searched by then is counted, with the best it could be.
-        memory_limit: bytes per device; None: what the machine leaves, less `margin` of it.
+        memory_limit: bytes per device; None: what driver and libraries leave, as in `evaluate` and `estimate`, less
+            `margin` of it.
         tolerance: what could be faster by no more than this is not planned or solved further;
             0 searches all that a bound does not exclude.
         recompute, schedules: what to choose from; None: all that make sense (offloading only where
@@ -134,9 +135,7 @@ def advise(
 
 
 def _limit(machine: Machine, margin: float, given: Size | None) -> int:
-    """The limit as given, else what the machine leaves, less `margin` of it: whole tenths of a GiB, which
-    people can type again."""
+    """Return the limit as given, else what the machine leaves, less `margin` of it."""
     if given is not None:
         return as_limit("memory limit", given)
-    usable = int(machine.usable_bytes * (1 - margin))
-    return parse_size(f"{usable * 10 // 2**30 / 10}GiB") if usable >= 2**30 else usable
+    return int(machine.limit_bytes() * (1 - margin))

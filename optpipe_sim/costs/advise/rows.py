@@ -27,6 +27,7 @@ MFU_COUNTS = (
     "model FLOPs over the peak of the format; every attention score counts (mfu) or the causal half"
     " (mfu_causal); recomputation does not"
 )
+ROOM = 0.05  # of the memory: what a plan leaves free that is not refused for the error of its prediction
 COMMON = those(lambda entry: entry.common)
 LOSS = 0.05  # share of an iteration; smaller losses are not reported as its limit
 LIMITS = {  # the causes of the parts of an iteration
@@ -230,6 +231,19 @@ class Advice:
         return min(plain, key=lambda point: point[:2], default=None)
 
     @property
+    def near_limit(self) -> bool:
+        """Whether the best row fills its memory to within the usual error of its prediction."""
+        return _near(self.rows[0].peak_bytes, self.question.machine.usable_bytes)
+
+    @property
+    def roomy(self) -> Point | None:
+        """Where the best row is near the limit: the fastest that was replayed and leaves `ROOM` of it free; None if none
+        does, or the best is not near it."""
+        most = self.question.machine.usable_bytes * (1 - ROOM)
+        free = [point for point in self.points if point.fits and point.peak_bytes <= most]
+        return min(free, key=lambda point: point[:2], default=None) if self.near_limit else None
+
+    @property
     def by_slices(self) -> dict[int, Point]:
         """The fastest that was replayed and fits with each number of slices; one that bounds rule out for the
         rows is not replayed, so a number may do a little better than this, but not better than the rows."""
@@ -282,7 +296,7 @@ class Advice:
         found = [text] if text else []
         if plausible is not True:
             found.append(reason if plausible is None else f"not plausible: {reason}")
-        if row.peak_bytes > machine.usable_bytes * (1 - MEMORY_ERROR):
+        if _near(row.peak_bytes, machine.usable_bytes):
             found.append(f"memory within {MEMORY_ERROR:.1%} of all there is, its usual error")
         if row.trace.recomputed:
             found.append("no run was compared that recomputes at levels")
@@ -310,13 +324,15 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the keys of ``advise --json``."""
-        plain = self.plainest
+        plain, roomy = self.plainest, self.roomy
         return {
             **self.question.to_json(),
             "treatments": list(self.question.treatments),
             "per_stage": self.question.per_stage,
             "rows": [row.to_json(self) for row in self.rows],
             "plainest": plain and plain.to_json(),
+            "near_limit": self.near_limit,
+            "roomy": roomy and roomy.to_json(),
             "by_slices": [point.to_json() for point in self.by_slices.values()],
             "searched": self.searched,
             "solved": self.solved,
@@ -332,6 +348,11 @@ class Advice:
             "basis": self.basis,
             "unmeasured": list(self.doubt(self.rows[0]).unmeasured),
         }
+
+
+def _near(peak_bytes: int, usable_bytes: int) -> bool:
+    """Whether a peak that fits may not fit, by the usual error of its prediction."""
+    return usable_bytes * (1 - MEMORY_ERROR) < peak_bytes <= usable_bytes
 
 
 def limited_by(parts: dict[str, float]) -> str:

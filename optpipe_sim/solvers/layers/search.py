@@ -22,6 +22,7 @@ from ...bounds.device.best_first import NEVER
 from ...errors import OptPipeError, OutOfMemory, ProfileError
 from ...profile import CostProfile
 from ...profile.items import StageMaker, even_counts, layout_words
+from ...profile.iteration import iteration_ns
 from ...profile.layout import counts_of, with_layout
 from ...schedule import Schedule
 from ...schedule.shape import expand_placement
@@ -67,13 +68,19 @@ class LayersResult:
 
     @property
     def saved(self) -> float:
-        """The share of time saved against the best schedule found for the given layout."""
-        return 1 - self.result.objective_ns / self.given.objective_ns
+        """The share of an iteration's time saved against the best schedule found for the given layout."""
+        return 1 - self._iteration_ns(self.result.objective_ns) / self._iteration_ns(
+            self.given.objective_ns
+        )
 
     @property
     def surely_saved(self) -> float:
-        """The proven share of time saved against any schedule of the given layout."""
-        return max(0.0, 1 - self.result.objective_ns / self.given.lower_bound_ns)
+        """The proven share of an iteration's time saved against any schedule of the given layout."""
+        bound = self._iteration_ns(self.given.lower_bound_ns)
+        return max(0.0, 1 - self._iteration_ns(self.result.objective_ns) / bound)
+
+    def _iteration_ns(self, pipeline_ns: int) -> float:
+        return iteration_ns(self.profile, pipeline_ns)
 
     def measures(self) -> dict[str, Any]:
         """Plain data; the keys of ``solve --layers any --json``."""
@@ -84,6 +91,7 @@ class LayersResult:
             "layers_per_stage": self.profile.meta["layers_per_stage"],
             "given": {
                 "layers": self.given_counts,
+                "iteration_ns": round(self._iteration_ns(self.given.objective_ns)),
                 "objective_ns": self.given.objective_ns,
                 "lower_bound_ns": self.given.lower_bound_ns,
             },

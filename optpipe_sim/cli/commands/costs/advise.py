@@ -90,7 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--memory-limit",
         metavar="SIZE",
         type=real_size,
-        help="per device; default: what driver and libraries leave, less 5 %%",
+        help="per device; default: what driver and libraries leave",
     )
     parser.add_argument("--top", type=count, default=5, metavar="N", help="rows of the answer (5)")
     parser.add_argument(
@@ -329,10 +329,24 @@ def _show_best(out: Out, found: Advice) -> None:
             f"{what}, recompute {plain.choice.recompute}: {slower:.1%} slower, in"
             f" {format_size(plain.peak_bytes)}",
         )
+    if found.near_limit:
+        labelled(out, "with 5% to spare", _roomy(found))
     if found.question.slices != (1,):
         labelled(out, "slices", slices_text(found))
     if found.memory:
         labelled(out, "what memory buys", memory_text(found))
+
+
+def _roomy(found: Advice) -> str:
+    """Return the fastest plan that leaves some memory free, as a prediction of memory has an error."""
+    from ....units import format_size
+
+    roomy = found.roomy
+    if roomy is None:
+        return "none that was replayed; give a lower --memory-limit"
+    slower = roomy.iteration_ns / found.rows[0].iteration_ns - 1
+    what = f"{roomy.schedule} on {roomy.choice}, recompute {roomy.choice.recompute}"
+    return f"{what}: {slower:+.1%}, in {format_size(roomy.peak_bytes)}"
 
 
 def _show_search(out: Out, found: Advice) -> None:

@@ -16,7 +16,8 @@ def next_commands(arguments: argparse.Namespace, best: Row) -> list[str]:
     from ....units import size_text
 
     profile, m = arguments.save_profile or "plan.yaml", best.choice.microbatches
-    limit = f" --memory-limit {size_text((best.profile.memory_limit or (0,))[0])}"
+    given = arguments.memory_limit  # else the profile has that of the machine
+    limit = "" if given is None else f" --memory-limit {size_text(given)}"
     where, found = shlex.quote(profile), []
     if not arguments.save_profile:
         found.append(f"{_estimate(arguments, best)} --save {where}")

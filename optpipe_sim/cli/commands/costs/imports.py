@@ -108,14 +108,14 @@ def _log(arguments: argparse.Namespace, out: Out) -> _Read:
     batch = f"{counted(found.microbatches, 'microbatch', 'microbatches')} of a global batch of {found.batch}"
     line(out, profile.name, f"{counted(profile.devices, 'rank')}{chunks}, {batch}")
     taken = "not logged" if found.iteration_ns is None else format_time(found.iteration_ns)
-    line(out, "iteration", f"{taken}, measured" if found.iteration_ns else taken)
+    line(out, "time per iteration", f"{taken}, measured" if found.iteration_ns else taken)
     if found.replay_ns is not None:
         off = answer["replay_off"]
         beside = "" if off is None else f" ({off:+.1%} of the measured iteration)"
         line(
             out,
-            "replay",
-            f"{format_time(found.replay_ns)}{beside}; the optimizer's step is not in it",
+            "pipeline time",
+            f"{format_time(found.replay_ns)}{beside}, replayed; the optimizer's step is not in it",
         )
     line(out, "F of a stage", _from_to(answer["t_f_ns"], format_time))
     line(out, "BW of a stage", _from_to(answer["t_bw_ns"], format_time))
@@ -159,7 +159,7 @@ def _show(out: Out, found: Measured, answer: dict[str, Any]) -> None:
 
     shape = found.trace.schedule.shape
     line(out, "run", f"{shape.devices} ranks, {shape.chunks} chunks, m = {shape.microbatches}")
-    line(out, "iteration", format_time(answer["makespan_ns"]))
+    line(out, "pipeline time", f"{format_time(answer['makespan_ns'])}, measured")
     line(
         out,
         "replay",

@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     trace.schedule.meta.update(name=found["told"], objective=arguments.objective)
     bound = free.lower_bound_ns if free is not None else None
     cost = trace.cost_ns
+    free_iteration_ns = free and free.trace and free.trace.iteration_ns
     answer = {
         "schedule": found["told"],
         "family": arguments.family,
@@ -57,16 +58,17 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         "lower_bound_ns": bound,
         "gap": None if not bound else cost / bound - 1,
         "free_ns": None if free is None else free.objective_ns,
-        "slower_than_free": None
-        if free is None or not free.objective_ns
-        else cost / free.objective_ns - 1,
+        "free_iteration_ns": free_iteration_ns,
+        "slower_than_free": trace.iteration_ns / free_iteration_ns - 1
+        if free_iteration_ns
+        else None,
         **plan,
     }
     files = {}
     if arguments.save_profile:
         save_profile(trace.profile, arguments.save_profile)
         files[arguments.save_profile] = "the profile with this layout"
-    return finish(arguments, out, trace, answer, files, lambda: _show(out, answer, files))
+    return finish(arguments, out, trace, answer, files, lambda: _show(out, trace, answer, files))
 
 
 _Best = tuple["Trace", dict[str, Any], dict[str, Any]]
@@ -169,20 +171,24 @@ def _free(arguments: argparse.Namespace, out: Out, profile: CostProfile) -> Solv
         return None
 
 
-def _show(out: Out, answer: dict[str, Any], files: dict[str, str]) -> None:
-    from ....units import format_size, format_time
-    from ...outputs.show import line, written
+def _show(out: Out, trace: Trace, answer: dict[str, Any], files: dict[str, str]) -> None:
+    from ....units import format_time
+    from ...outputs.show import line, peak_text, times, written
+    from ...outputs.verdict import verdict
 
+    out.print(verdict(answer["told"], trace), soft_wrap=True)
     line(out, "best of the family", answer["told"])
-    line(out, "time", format_time(answer["objective_ns"]))
-    peaks = answer["peak_bytes"]
-    line(out, "peak", format_size(max(peaks)) if peaks else "not known")
+    times(out, trace)
+    line(out, "peak memory", peak_text(trace))
     line(out, "replayed", f"{answer['tried']} plans, of which {answer['fitting']} fit")
-    if answer["free_ns"] is not None:
+    if answer["free_iteration_ns"] is not None:
         slower = f"{answer['slower_than_free']:+.1%}"
-        line(out, "free of the family", f"{format_time(answer['free_ns'])} (this one: {slower})")
+        free = format_time(answer["free_iteration_ns"])
+        line(out, "free of the family", f"{free} (this one: {slower})")
     if answer["lower_bound_ns"]:
         bound = format_time(answer["lower_bound_ns"])
+        if trace.iteration_ns != trace.cost_ns:
+            bound += " in the pipeline"
         line(out, "bound", f"{bound}, for any schedule (this one: {answer['gap']:+.1%})")
     for note in answer["notes"]:
         line(out, "note", note)

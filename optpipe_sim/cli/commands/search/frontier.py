@@ -7,7 +7,7 @@ import csv
 import io
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from ....errors import OptPipeError
@@ -37,14 +37,17 @@ COLUMNS = (
     "memory_limit_bytes",
     "status",
     "chunks",
+    "iteration_ns",
     "objective_ns",
     "lower_bound_ns",
     "gap",
     "bubble_rate",
     "offloaded",
     "fixed",
+    "fixed_iteration_ns",
     "fixed_cost_ns",
     "family",
+    "family_iteration_ns",
     "family_cost_ns",
 )
 
@@ -93,7 +96,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     done: list[Point] = []
     options, family = _family(arguments)
     with out.progress("solving") as progress:
-        reporter = _Reporter(arguments, progress, done)
+        reporter = _Reporter(arguments, profile, progress, done)
         reporter.next()
         with named(limits="--limits"):
             curve = frontier(
@@ -119,10 +122,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                 "family": arguments.family,
                 "least_limit_bytes": curve.least_limit_bytes,
                 "points": [point.to_json() for point in curve.points],
-                "schedules": [
-                    {"schedule": at.schedule, "cost_ns": at.cost_ns, "peak_bytes": at.peak_bytes}
-                    for at in curve.schedules
-                ],
+                "schedules": [asdict(at) for at in curve.schedules],
                 "interrupted": curve.interrupted,
                 "files": files,
             }
@@ -174,9 +174,14 @@ class _Reporter:
     """Shows the current limit on stderr, and keeps the CSV complete."""
 
     def __init__(
-        self, arguments: argparse.Namespace, progress: Progress, done: list[Point]
+        self,
+        arguments: argparse.Namespace,
+        profile: CostProfile,
+        progress: Progress,
+        done: list[Point],
     ) -> None:
         self.arguments, self.progress, self.done = arguments, progress, done
+        self.profile = profile
         self.limits = sorted(set(map(parse_size, arguments.limits)))
 
     def next(self, more: str = "") -> None:
@@ -192,7 +197,9 @@ class _Reporter:
         self.next()
 
     def incumbent(self, _: Schedule, cost_ns: int) -> None:
-        self.next(f": {format_time(cost_ns)}")
+        from ....profile.iteration import iteration_ns
+
+        self.next(f": {format_time(round(iteration_ns(self.profile, cost_ns)))}")
 
 
 def _write_csv(path: str, points: list[Point]) -> None:

@@ -79,21 +79,18 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
 
 def _show(out: Out, found: LayersResult, files: dict[str, str]) -> None:
-    from rich.text import Text
-
     from ....units import format_time
-    from ...outputs.show import line, peak_text, written
+    from ...outputs.show import line, peak_text, times, written
+    from ...outputs.solve import apart, proof
+    from ...outputs.verdict import verdict
 
     result, given = found.result, found.given
     trace = result.trace
     assert trace is not None
-    line(out, "time per iteration", Text(format_time(result.objective_ns), "bold"))
-    bound = f"{format_time(result.lower_bound_ns)} ({result.bound_name.partition(', least')[0]})"
-    covered = f"with {result.info['covers']} no schedule takes less than {bound}"
-    if result.status == "optimal":
-        line(out, "proven", Text(f"✓ optimal: {covered}", "green"))
-    else:
-        line(out, "proven", f"at most {result.gap:.2%} above the best possible: {covered}")
+    assert given.trace is not None
+    out.print(verdict("the best found", trace).append(f", {apart(result)}", "not bold"))
+    times(out, trace)
+    line(out, "proven", proof(result))
     line(out, "layers per stage", runs(found.words))
     shape = trace.schedule.shape
     if shape.chunks > 1:
@@ -104,7 +101,7 @@ def _show(out: Out, found: LayersResult, files: dict[str, str]) -> None:
     text = "the given layout is the best found"
     if found.saved > 0:
         text = f"{found.saved:.2%} less time than the best found with the given layout"
-        text += f" ({runs(list(map(str, found.given_counts)))} items: {format_time(given.objective_ns)})"
+        text += f" ({runs(list(map(str, found.given_counts)))} items: {format_time(given.trace.iteration_ns)})"
         if found.surely_saved:
             text += f"; {found.surely_saved:.2%} less than any schedule of that, proven"
     line(out, "saved", text)

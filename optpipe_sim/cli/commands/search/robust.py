@@ -10,6 +10,7 @@ from rich.text import Text
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ....profile import CostProfile
+from ....profile.iteration import iteration_ns
 from ....units import counted, format_size, format_time
 from ...outputs import show
 from ...outputs.show import Out
@@ -59,7 +60,12 @@ def run(
             out.result(nothing(arguments, error))
             raise
     result.schedule.meta.update(name="optpipe, robust", objective=arguments.objective)
-    answer = {**result.measures(), "noise": arguments.noise}
+    objective_ns = round(iteration_ns(profile, result.objective_ns))
+    answer = {
+        **result.measures(),
+        "noise": arguments.noise,
+        "objective_iteration_ns": objective_ns,
+    }
     if arguments.margin is not None:
         answer["margin"] = {"margins": arguments.margin.to_json()}
     shown = partial(_show, out, arguments, profile, result, files)
@@ -73,9 +79,13 @@ def _show(
     result: RobustResult,
     files: dict[str, str],
 ) -> None:
+    # of a pipeline's time, and so of its mean and its quantiles
+    whole = partial(iteration_ns, profile)
+    objective_ns, nominal_ns = whole(result.objective_ns), whole(result.nominal_objective_ns)
     scatter = ", ".join(f"{name} {share:.0%}" for name, share in arguments.noise.items())
     samples = counted(len(result.costs_ns), "sample")
-    out.print(Text("optpipe", "bold"), "on", show.headline(profile, arguments.microbatches))
+    out.print(_answer(result, objective_ns))
+    out.print("on", show.headline(profile, arguments.microbatches))
     if arguments.margin is not None:
         scatter += f", around what a margin of {arguments.margin} allows"
     out.print(Text(f"durations scatter: {scatter}; {samples}", "dim"))
@@ -83,18 +93,21 @@ def _show(
         out.print(Text("interrupted: the best so far", "yellow"))
     out.print()
     what = "mean time" if result.quantile is None else f"{result.quantile:.0%} quantile"
-    time = Text(format_time(result.objective_ns), "bold")
+    time = Text(format_time(objective_ns), "bold")
     show.line(out, what, time.append(f", by {result.found_by} of {result.tried} candidates", "dim"))
-    nominal = result.nominal_objective_ns
-    gain = f" ({nominal / result.objective_ns - 1:.2%} more)"
-    show.line(out, "best without noise", f"{format_time(nominal)}{gain}")
+    gain = f" ({nominal_ns / objective_ns - 1:.2%} more)"
+    show.line(out, "best without noise", f"{format_time(nominal_ns)}{gain}")
     bound = format_time(result.lower_bound_ns)
+    if result.trace.iteration_ns != result.trace.cost_ns:
+        bound += " in the pipeline"
     show.line(out, "proven", f"at most {result.gap:.2%} above {bound} ({result.bound_name})")
     spread = result.measures()["quantiles_ns"]
     show.line(
-        out, "10% .. 50% .. 90%", " .. ".join(format_time(spread[p]) for p in ("0.1", "0.5", "0.9"))
+        out,
+        "10% .. 50% .. 90%",
+        " .. ".join(format_time(whole(spread[p])) for p in ("0.1", "0.5", "0.9")),
     )
-    show.line(out, "as profiled", format_time(result.trace.cost_ns))
+    show.line(out, "as profiled", format_time(result.trace.iteration_ns))
     show.line(out, "peak memory", show.peak_text(result.trace))
     if result.trace.offloaded:
         host = format_size(result.trace.host_peak_bytes)
@@ -103,3 +116,10 @@ def _show(
     show.written(out, files)
     if not arguments.save:
         show.hint(out, "keep it with --save robust.json, draw it with --gantt gantt.png")
+
+
+def _answer(result: RobustResult, objective_ns: float) -> Text:
+    """Return the first line: the measure of an iteration's time, and the peak."""
+    what = "in the mean" if result.quantile is None else f"at the {result.quantile:.0%} quantile"
+    text = f"the best found: {format_time(objective_ns)} per iteration {what}, peak {result.trace.peak_text}"
+    return Text(text, "bold")
