@@ -38,7 +38,8 @@ def simulate(
     Raises:
         InvalidSchedule: where ops are missing, doubled or misplaced, or do not fit the profile.
         OutOfMemory: where the limit is below what any schedule of this shape needs.
-        Deadlock: where the program cannot continue under the limit.
+        Deadlock: where the program cannot continue: first by how much it exceeds the limit and what would fit, if it
+            continues without the limit; then the ops that wait.
     """
     require("schedule", schedule, Schedule, "make one with build(NAME, profile, microbatches)")
     require("profile", profile, CostProfile, "read one with load_profile(PATH)")
@@ -53,17 +54,25 @@ def simulate(
     limits = profile.limits(memory_limit) if enforce else None
     if limits is not None:
         require_limit(profile, limits)
-    if engine == "simpy":
-        from .engine import run_engine
-
-        start, end, grant = run_engine(schedule, profile, limits)
-    elif engine == "replay":
-        from .replay import run_replay
-
-        start, end, grant = run_replay(schedule, profile, limits, explain)
-    else:
+    if engine not in ("simpy", "replay"):
         raise InvalidSchedule(f"engine: expected replay or simpy, got {engine!r}")
-    return Trace(schedule, profile, start, end, grant, limits, objective)
+    try:
+        if engine == "simpy":
+            from .engine import run_engine
+
+            times = run_engine(schedule, profile, limits)
+        else:
+            from .replay import run_replay
+
+            times = run_replay(schedule, profile, limits, explain)
+    except Deadlock as stuck:
+        if limits is None or not explain:
+            raise
+        from .excess import excess
+
+        above = excess(schedule, profile, limits, objective)
+        raise (Deadlock(f"{above} ({stuck})") if above else stuck) from None
+    return Trace(schedule, profile, *times, limits, objective)
 
 
 def simulate_or_report(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -55,3 +56,89 @@ def test_evaluate(capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 1
     assert re.match(r"1f1b does not fit: .* GiB on device 0, .* above the limit of 30 GiB", said[0])
     assert "--recompute " in said[1]
+
+
+SEVEN = ["-m", "4", "--memory-limit", "7GiB"]  # 1F1B holds 8 GiB
+FULL = "1f1b:recompute=full: 200 ms, "  # (m + 1) x 40 ms
+
+
+def test_check_explain_and_report(
+    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = str(tmp_path / "p.html")
+    for words in (["check", "1f1b", path], ["explain", "1f1b", path], ["report", "1f1b", path, "-o", page]):  # fmt: skip
+        status, said = lines(capsys, *words, "-m", "4", "--memory-limit", "8GiB")
+        assert status == 0
+        assert said[0].startswith(("1f1b fits: 150 ms per iteration", "✓ 1f1b is valid"))
+        status, said = lines(capsys, *words, *SEVEN)
+        assert status == 1
+        assert said[0] == "1f1b does not fit: 8 GiB on device 0, 1 GiB above the limit of 7 GiB"
+        assert "a limit of 8GiB" in said[1]
+        assert FULL in said[1]
+
+
+def test_report_of_two_that_do_not_fit(
+    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = str(tmp_path / "p.html")
+    status, said = lines(capsys, "report", "1f1b", path, "--against", "gpipe", "-o", page, *SEVEN)
+    assert status == 1
+    assert [line for line in said if "does not fit" in line] == [
+        "1f1b does not fit: 8 GiB on device 0, 1 GiB above the limit of 7 GiB",
+        "gpipe does not fit: 16 GiB on device 0, 9 GiB above the limit of 7 GiB",
+    ]
+
+
+def test_check_of_what_is_wrong_besides(
+    path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "s.json"
+    shape = {"devices": 2, "chunks": 1, "microbatches": 1, "placement": "loop"}
+    programs = [["F0.0", "BW0.0"], ["BW1.0", "F1.0"]]
+    data = {"format": "optpipe-schedule", "version": 1, "shape": shape, "programs": programs}
+    broken.write_text(json.dumps(data))
+    status, said = lines(capsys, "check", str(broken), path)
+    assert status == 1
+    assert said[0] == f"✗ {broken} is not valid on by-hand: 1 problem"
+
+
+def test_the_reason_in_json_is_the_memory(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", path, "--schedule", "1f1b", *SEVEN]
+    assert main([*words, "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["reason"].startswith(
+        "does not fit: 8 GiB on device 0, 1 GiB above the limit of 7 GiB; it fits with a limit of 8GiB,"
+        " or with recompute=full (200 ms, "
+    )
+    assert [what.partition(":")[0] for what in answer["would_fit"][:2]] == ["a limit of 8GiB", "1f1b"]  # fmt: skip
+
+
+def test_frontier(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["frontier", path, "-m", "4", "--time-limit", "2", "--chunks", "profile", "--no-cache", "--limits"]  # fmt: skip
+    status, said = lines(capsys, *words, "5GiB,64GiB")
+    assert status == 0
+    # with room for all the busiest device never waits once it has begun: 4 x 30 ms, and one F before or a B after
+    assert re.match(r"130 ms per iteration from a limit of 64 GiB on; .* in 5 GiB", said[0])
+    status, said = lines(capsys, *words, "900MiB")
+    assert status == 1
+    assert said[0].startswith("no schedule fits: with 1 chunk per device none exists below ")
+
+
+@pytest.mark.parametrize(
+    ("limit", "asked", "way"),
+    [
+        ("3GiB", ["--treatments", "keep", "--chunks", "1"], r"without --treatments \("),
+        ("100MiB", [], r"with --memory-limit (\S+) \("),
+    ],
+)
+def test_a_refusal_of_solve_ends_in_what_fits(
+    path: str, capsys: pytest.CaptureFixture[str], limit: str, asked: list[str], way: str
+) -> None:
+    words = ["solve", path, "-m", "4", "--time-limit", "2", "--no-cache", "--memory-limit"]
+    assert main([*words, limit, *asked]) == 1
+    said = capsys.readouterr().err
+    assert "does not fit: " in said
+    told = re.search(way, said.partition(". It fits ")[2])
+    assert told is not None
+    # what is told is so
+    assert main([*words, *(told.groups() or (limit,))]) == 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from unit_profiles import unit_profile
 
-from optpipe_sim import CostProfile, Schedule, Shape, Trace, load_profile, simulate
+from optpipe_sim import CostProfile, Schedule, Shape, Trace, build, load_profile, simulate
 from optpipe_sim.errors import Deadlock, InvalidSchedule, OutOfMemory
 from optpipe_sim.ops import parse_op
 from optpipe_sim.sim import simulate_or_report
@@ -240,10 +240,32 @@ def test_no_limit_is_enforced_when_asked_not_to() -> None:
     assert not trace.fits
     assert trace.peak_bytes == (20,)
     assert reason is not None
-    assert "deadlock" in reason
+    # the memory is the cause, and comes first
+    assert reason.startswith(
+        "does not fit: 20 B on device 0, 10 B above the limit of 10 B; it fits"
+    )
+    assert "with a limit of 20B (deadlock at 2 ns with 1 of 4 ops done: device 0: F0.1" in reason
     trace, reason = simulate_or_report(schedule, costs, 20)
     assert trace.fits
     assert reason is None
+
+
+@both
+def test_a_deadlock_for_memory_says_what_fits(engine: str) -> None:
+    level = {"name": "full", "t_ms": 1, "keep_bytes": 2, "work_bytes": 1}
+    costs = profile(
+        2, stages={"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 10, "recompute": [level]}
+    )
+    # 1F1B: 20 bytes on device 0; each recomputed 4 and one at work, in (m + 1) x 4 ms
+    with pytest.raises(Deadlock) as stuck:
+        simulate(build("1f1b", costs, 4), costs, 15, engine=engine)
+    said = "does not fit: 20 B on device 0, 5 B above the limit of 15 B; it fits with a limit of 20B, or with recompute=full (20 ms, "
+    assert str(stuck.value).startswith(said)
+    assert simulate(build("1f1b:recompute=full", costs, 4), costs, 15).makespan_ns == 20_000_000
+    # where no limit helps, it is a deadlock and nothing else
+    order = [["F0.0", "F0.1", "BW0.0", "BW0.1"], ["F1.0", "BW1.1", "F1.1", "BW1.0"]]
+    with pytest.raises(Deadlock, match=r"^deadlock at "):
+        simulate(Schedule(costs.shape(2), order), costs, 1000, engine=engine)
 
 
 def test_simulate_refuses_what_does_not_belong_together() -> None:

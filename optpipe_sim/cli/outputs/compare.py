@@ -23,12 +23,13 @@ from .show import (
     headline,
     hint,
     idle_shares,
+    line,
     percent,
     plain_table,
     program,
     written,
 )
-from .verdict import verdict
+from .verdict import remedies, verdict
 
 if TYPE_CHECKING:
     from ...profile import CostProfile
@@ -58,6 +59,9 @@ def show_comparison(
     """Print the table of `compare` and its conclusions."""
 
     _verdict(out, result)
+    if result.rows and not result.rows[0].trace.fits and not result.interrupted:
+        least = min(result.rows, key=lambda row: max(row.trace.peak_bytes))
+        line(out, "would fit", "; ".join(remedies(None, least.trace, profile)))
     out.print()
     out.print(Text("Schedules", "bold"), "on", headline(profile, arguments.microbatches))
     out.print()

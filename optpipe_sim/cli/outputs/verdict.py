@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ...errors import OptPipeError
+from ...sim.excess import held_above
 from ...units import format_size, format_time, size_above
+from .show import Out, line
 
 if TYPE_CHECKING:
+    from ...profile import CostProfile
     from ...trace import Trace
+
+
+RULES_S = 3.0  # seconds to look for a published schedule that fits
 
 
 def verdict(name: str, trace: Trace) -> Text:
@@ -27,23 +33,24 @@ def verdict(name: str, trace: Trace) -> Text:
         return Text(f"{text} {format_size(limit)}", "bold")
     text = f"{name} does not fit"
     if peak > limit:
-        text += f": {format_size(peak)} on device {fullest}, {format_size(peak - limit)} above the"
-        text += f" limit of {format_size(limit)}"
+        text += f": {held_above(peaks, limits)}"
     return Text(text, "bold red")
 
 
-def remedies(name: str | None, trace: Trace) -> list[str]:
-    """Return what would make a schedule fit: a limit, its cheapest level of recomputation, another schedule.
+def remedies(name: str | None, trace: Trace, profile: CostProfile | None = None) -> list[str]:
+    """Return what would make a schedule fit: a limit, its cheapest level of recomputation, another schedule; each as
+    replayed.
 
     Args:
         name: by which it can be built again; None: it is from a file.
+        profile: with all treatments that others may use; None: that of the trace.
     """
     from ...names import build
     from ...sim import simulate
-    from ...solvers.fixed import best_fixed, published
+    from ...solvers.fixed import best_fixed, best_rule, published
     from ...solvers.variants import recomputed_at
 
-    profile, m = trace.profile, trace.schedule.shape.microbatches
+    profile, m = profile or trace.profile, trace.schedule.shape.microbatches
     limits = trace.memory_limit or profile.memory_limit
     found = [f"a limit of {size_above(max(trace.peak_bytes))}"]
     levels = dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute)
@@ -58,9 +65,18 @@ def remedies(name: str | None, trace: Trace) -> list[str]:
     if fitting:
         found.append(described(*min(fitting, key=lambda one: one[:2])[1:]))
     best = best_fixed(published(profile, m), profile, limits, trace.objective)
+    if best is None:  # with another value of its options, or a level of recomputation
+        rule = best_rule(profile, m, limits, trace.objective, seconds=RULES_S)
+        best = rule and (rule.name, rule.trace)
     if best is not None:
         found.append(described(best[0], best[1]))
     return found
+
+
+def show_misfit(out: Out, name: str, trace: Trace, found: list[str]) -> None:
+    """Print that a schedule does not fit, by how much, and what would."""
+    out.print(verdict(name, trace), soft_wrap=True)
+    line(out, "would fit", "; ".join(found))
 
 
 def described(name: str, trace: Trace) -> str:

@@ -199,7 +199,11 @@ def test_a_deadlock_is_one_where_nothing_can_explain_it(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.stderr.splitlines()[-1].startswith("optpipe_sim.errors.Deadlock: deadlock (")
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(
+        "optpipe_sim.errors.Deadlock: does not fit: 200 B on device 0, 50 B above"
+    )
+    assert "(deadlock (install simpy" in said
 
 
 def test_a_part_that_fails_is_reported_and_the_rest_continues(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...options.shared import add_profile, add_schedule, add_schedule_problem
 from ...status import DONE, NO
@@ -11,6 +11,8 @@ from ..examples import OFFLOADING
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
+    from ....schedule import Schedule
+    from ....trace import Trace
     from ...outputs.show import Out
 
 EXAMPLE = f"optpipe-sim check best.json {OFFLOADING} --memory-limit 24GiB"
@@ -27,26 +29,54 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Check a schedule without the simulator."""
     from ....checker.check import check as problems_of
-    from ...inputs import read_profile, read_schedule
+    from ...inputs import is_file, read_profile, read_schedule
+    from ...outputs.verdict import remedies, show_misfit
 
     profile = read_profile(arguments)
     schedule = read_schedule(arguments.schedule, arguments.microbatches, profile)
     problems = problems_of(schedule, profile)
-    out.result({"valid": not problems, "problems": problems})
-    _show(out, arguments, profile, problems)
+    trace = _beyond_the_limit(schedule, profile) if problems else None
+    name = None if is_file(arguments.schedule) else arguments.schedule
+    fitting = [] if trace is None else remedies(name, trace)
+    answer: dict[str, Any] = {"valid": not problems, "problems": problems}
+    out.result(answer if trace is None else {**answer, "would_fit": fitting})
+    if trace is not None:
+        show_misfit(out, arguments.schedule, trace, fitting)
+    _show(out, arguments, profile, problems, trace)
     return NO if problems else DONE
 
 
+def _beyond_the_limit(schedule: Schedule, profile: CostProfile) -> Trace | None:
+    """Return the replay without the limit where the simulator finds nothing wrong but the memory."""
+    from ....errors import OptPipeError
+    from ....sim import simulate_or_report
+
+    try:
+        trace, _ = simulate_or_report(schedule, profile)
+    except OptPipeError:
+        return None
+    return None if trace.fits else trace
+
+
 def _show(
-    out: Out, arguments: argparse.Namespace, profile: CostProfile, problems: list[str]
+    out: Out,
+    arguments: argparse.Namespace,
+    profile: CostProfile,
+    problems: list[str],
+    trace: Trace | None,
 ) -> None:
-    """Print that the schedule is valid, or every problem."""
+    """Print that the schedule is valid, or that it is not, and every problem."""
     from rich.text import Text
 
+    from ....units import counted
     from ...outputs import show
 
     if not problems:
         limit = "" if profile.memory_limit is None else f" under {show.limit_text(profile)}"
         out.print(Text(f"✓ {arguments.schedule} is valid on {profile.name}{limit}", "green"))
+    elif trace is None:
+        number = counted(len(problems), "problem")
+        text = f"✗ {arguments.schedule} is not valid on {profile.name}: {number}"
+        out.print(Text(text, "bold red"), soft_wrap=True)
     for problem in problems:
         out.print(Text(f"✗ {problem}"), soft_wrap=True)

@@ -105,7 +105,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                 "memory_limit_bytes": profile.memory_limit and list(profile.memory_limit),
                 "baseline": {
                     "schedule": "1f1b",
-                    "iteration_ns": result.baseline.iteration_ns,
                     "cost_ns": result.baseline.cost_ns,
                     "fits": result.baseline.fits,
                 },

@@ -46,11 +46,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Explain in sentences why devices wait, or why one op waits."""
+    from rich.text import Text
+
     from ....ops import parse_op
     from ....reasons.explain import explain as explained
     from ....reasons.explain import why
-    from ...inputs import read_profile, read_trace
+    from ...inputs import is_file, read_profile, read_trace
     from ...outputs import show
+    from ...outputs.verdict import remedies, show_misfit, verdict
 
     op = parse_op(arguments.op) if arguments.op else None
     profile = read_profile(arguments)
@@ -79,8 +82,16 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
             save_solution_chart(found, arguments.chart)
             files[arguments.chart] = "idle time, and how much of it is forced"
-    out.result({**answer, "text": text, "fits": trace.fits, "reason": reason, "files": files})
-    _show(out, text, reason)
+    name = None if is_file(arguments.schedule) else arguments.schedule
+    fitting = [] if trace.fits else remedies(name, trace)
+    fits = {"fits": trace.fits, "reason": reason, "would_fit": fitting}
+    out.result({**answer, "text": text, **fits, "files": files})
+    if not trace.fits:
+        show_misfit(out, arguments.schedule, trace, fitting)
+    elif not op:
+        out.print(verdict(arguments.schedule, trace), soft_wrap=True)
+        out.print()
+    out.print(Text(text.rstrip("\n")), soft_wrap=True)
     show.written(out, files)
     return DONE if trace.fits else NO
 
@@ -97,16 +108,3 @@ def _bound(schedule: Schedule, trace: Trace, out: Out) -> Bound:
     problem = make_problem(trace.profile, m, trace.memory_limit, trace.objective)
     with out.progress("looking for a better bound"):
         return known_bound(problem, schedule, trace.cost_ns, BOUND_S)
-
-
-def _show(out: Out, text: str, reason: str | None) -> None:
-    """Print the sentences, and whether the schedule does not fit."""
-    from rich.text import Text
-
-    if reason is not None:
-        out.print(
-            Text(f"✗ does not fit; the times below are without the limit: {reason}", "red"),
-            soft_wrap=True,
-        )
-        out.print()
-    out.print(Text(text.rstrip("\n")), soft_wrap=True)

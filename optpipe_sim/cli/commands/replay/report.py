@@ -46,8 +46,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     """Replay one schedule, or two, and write the page."""
     from ....report.report import Report
     from ...inputs import is_file
-    from ...outputs.show import written
+    from ...outputs.show import line, written
     from ...outputs.trace import write_page
+    from ...outputs.verdict import remedies, show_misfit, verdict
 
     trace, reason = _replay(arguments, arguments.schedule, arguments.profile)
     against: Trace | None = None
@@ -60,6 +61,14 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         against, other = _replay(arguments, name, profile[0] if profile else arguments.profile)
         reason = reason or other
     files = write_page(arguments, lambda command: Report.of(trace, against, command))
+    replayed = {arguments.schedule: trace}
+    if against is not None:
+        replayed.setdefault(arguments.other_files[0], against)
+    would_fit = {
+        name: remedies(None if is_file(name) else name, each)
+        for name, each in replayed.items()
+        if not each.fits
+    }
     fits = trace.fits and (against is None or against.fits)
     out.result(
         {
@@ -68,13 +77,16 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             "against": against and {"schedule": arguments.other_files[0], **against.measures()},
             "fits": fits,
             "reason": reason,
+            "would_fit": would_fit,
             "files": files,
         }
     )
-    if reason is not None:
-        out.print(
-            f"does not fit; the page shows the times without the limit: {reason}", soft_wrap=True
-        )
+    for name, each in replayed.items():
+        if each.fits:
+            out.print(verdict(name, each), soft_wrap=True)
+        else:
+            show_misfit(out, name, each, would_fit[name])
+            line(out, "the page", "shows its times without the limit")
     written(out, files)
     return DONE if fits else NO
 

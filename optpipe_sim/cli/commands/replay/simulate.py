@@ -43,8 +43,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Replay one schedule under the limit."""
     from ....sim import simulate_or_report
-    from ...inputs import read_profile, read_schedule
+    from ...inputs import is_file, read_profile, read_schedule
     from ...outputs.trace import write_trace, write_trace_page
+    from ...outputs.verdict import remedies
 
     profile = read_profile(arguments)
     try:
@@ -59,35 +60,41 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         schedule, profile, objective=arguments.objective, engine=arguments.engine
     )
     files = write_trace(arguments, trace) | write_trace_page(arguments, trace)
+    name = None if is_file(arguments.schedule) else arguments.schedule
+    fitting = [] if trace.fits else remedies(name, trace)
     out.result(
         {
             "schedule": arguments.schedule,
             **trace.measures(),
             "chunks": schedule.shape.chunks,
             "reason": reason,
+            "would_fit": fitting,
             "files": files,
         }
     )
-    _show(out, arguments, trace, reason, files)
+    _show(out, arguments, trace, fitting, files)
     return DONE if trace.fits else NO
 
 
 def _show(
-    out: Out, arguments: argparse.Namespace, trace: Trace, reason: str | None, files: dict[str, str]
+    out: Out,
+    arguments: argparse.Namespace,
+    trace: Trace,
+    fitting: list[str],
+    files: dict[str, str],
 ) -> None:
     """One schedule's measures."""
     from rich.text import Text
 
     from ....units import format_size
-    from ...inputs import is_file
     from ...outputs import show
-    from ...outputs.verdict import remedies, verdict
+    from ...outputs.verdict import show_misfit, verdict
 
     profile, shape = trace.profile, trace.schedule.shape
-    out.print(verdict(arguments.schedule, trace), soft_wrap=True)
-    if not trace.fits and not out.json and not out.quiet:
-        name = None if is_file(arguments.schedule) else arguments.schedule
-        show.line(out, "would fit", "; ".join(remedies(name, trace)))
+    if trace.fits:
+        out.print(verdict(arguments.schedule, trace), soft_wrap=True)
+    else:
+        show_misfit(out, arguments.schedule, trace, fitting)
     out.print("on", show.headline(profile, shape.microbatches))
     out.print()
     show.times(out, trace)
@@ -110,9 +117,8 @@ def _show(
         )
         if trace.wear is not None:
             show.line(out, "NVMe", str(trace.wear))
-    if reason is not None:
+    if not trace.fits:
         show.line(out, "fits", Text("✗ no; the figures are those without the limit", "bold red"))
-        show.line(out, "", Text(reason))
     elif trace.memory_limit is not None:
         show.line(out, "fits", Text("✓ yes", "green"))
     show.written(out, files)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ....errors import OptPipeError
 from ...status import DONE
 
 if TYPE_CHECKING:
+    from ....profile import CostProfile
     from ....trace import Trace
     from ...outputs.show import Out
 
@@ -54,6 +55,78 @@ def needs_profile(arguments: argparse.Namespace) -> None:
             f"--save: the schedule is for other stages than those of {arguments.profile}; give"
             " --save-profile Q.yaml as well"
         )
+
+
+WAYS_OUT_S = 3.0  # seconds for each question that is asked again, with less in its way
+STEPS_UP = (1.0, 1.02, 1.05, 1.1, 1.2)  # times the least limit
+
+
+def refuse(
+    arguments: argparse.Namespace, out: Out, profile: CostProfile, error: OptPipeError
+) -> NoReturn:
+    """Print the answer for ``--json`` where there is no schedule, and raise `error` with what would fit in its message.
+
+    Args:
+        profile: as read, without the restrictions of the command line.
+    """
+    found = _ways_out(arguments, profile)
+    out.result({**nothing(arguments, error), "would_fit": found})
+    raise type(error)(f"{error}. It fits {', or '.join(found)}" if found else str(error)) from None
+
+
+def _ways_out(arguments: argparse.Namespace, profile: CostProfile) -> list[str]:
+    """Return what would fit, each as a replay of what a short search found: the question without each of its restrictions
+    (or without all of them, where one is not enough), and a limit little above the least of any schedule."""
+    from ....solvers.covers import candidate_shapes
+    from ....units import parse_size, size_above
+
+    chunks = arguments.chunks or "any"
+    asked = {
+        "chunks": "own" if chunks == "profile" else chunks,
+        "treatments": arguments.treatments,
+        "per_stage": arguments.per_stage,
+    }
+    looser: dict[str, dict[str, Any]] = {}
+    if arguments.treatments:
+        looser["without --treatments"] = {"treatments": None}
+    if chunks != "any" or getattr(arguments, "placement", None):
+        looser["with --chunks any"] = {"chunks": "any"}
+    if arguments.per_stage:
+        looser["without --per-stage"] = {"per_stage": False}
+    if getattr(arguments, "family", None):
+        looser[f"without --family {arguments.family}"] = {}
+    limits, m = profile.memory_limit, arguments.microbatches
+    tried = {name: _briefly(profile, m, limits, {**asked, **less}) for name, less in looser.items()}
+    if len(looser) > 1 and not any(tried.values()):
+        free = {"chunks": "any", "treatments": None, "per_stage": False}
+        tried[", ".join(looser)] = _briefly(profile, m, limits, free)
+    least = min(max(shape.least_limits) for shape in candidate_shapes(profile))
+    if limits is not None and least > min(limits):
+        free = {"chunks": "any", "treatments": None, "per_stage": False}
+        for more in STEPS_UP:  # with so little a schedule may exist that no short search finds
+            size = size_above(round(least * more))
+            found = _briefly(profile, m, (parse_size(size),) * profile.devices, free)
+            if found:
+                tried[f"with --memory-limit {size}"] = found
+                break
+    return [f"{name} ({text})" for name, text in tried.items() if text]
+
+
+def _briefly(
+    profile: CostProfile, microbatches: int, limits: tuple[int, ...] | None, options: dict[str, Any]
+) -> str | None:
+    """Return what a short search finds, with its time and its peak; None: nothing."""
+    from ....solvers.solve import solve
+    from ...outputs.verdict import described
+
+    try:
+        found = solve(
+            profile, microbatches, limits, engine="adaoffload", time_limit=WAYS_OUT_S, **options
+        )
+    except OptPipeError:
+        return None
+    assert found.trace is not None  # solve raises without one
+    return described(found.info["found_by"], found.trace)
 
 
 def nothing(arguments: argparse.Namespace, error: OptPipeError) -> dict[str, Any]:

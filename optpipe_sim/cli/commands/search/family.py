@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ...options.search import search_options
 from ...options.shared import add_family
-from .common import COMPILING, finish, needs_profile
+from .common import COMPILING, finish, needs_profile, refuse
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
@@ -41,7 +41,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             option = name.replace("_", "-")
             raise OptPipeError(f"--{option}: is nothing for --family")
     profile = read_profile(arguments)
-    trace, found, plan = _BEST[arguments.family](arguments, out, profile)
+    try:
+        trace, found, plan = _BEST[arguments.family](arguments, out, profile)
+    except (OutOfMemory, NoSolution) as error:
+        refuse(arguments, out, profile, error)
     if found.get("moved", False):
         needs_profile(arguments)
     free = _free(arguments, out, restrict(profile, arguments.treatments))

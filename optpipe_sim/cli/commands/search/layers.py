@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ...options.search import search_options
-from .common import COMPILING, finish, needs_profile, nothing
+from .common import COMPILING, finish, needs_profile, refuse
 
 if TYPE_CHECKING:
     from ....solvers.layers.search import LayersResult
@@ -58,8 +58,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                 **vars(options),
             )
     except (OutOfMemory, NoSolution) as error:
-        out.result(nothing(arguments, error))
-        raise
+        refuse(arguments, out, read_profile(arguments), error)
     trace = found.result.trace
     assert trace is not None
     trace.schedule.meta.update(

@@ -36,7 +36,7 @@ def run(
     from ....sim.noise import Noise
     from ....solvers.robust import solve_robust
     from ...outputs.live import watching
-    from .common import finish, nothing
+    from .common import finish, refuse
 
     for option in ("log", "warm_start", "evaluations"):
         if getattr(arguments, option) is not None:
@@ -57,8 +57,7 @@ def run(
                 **{**vars(options), **hooks, **samples, "watch": watch},
             )
         except (OutOfMemory, NoSolution) as error:
-            out.result(nothing(arguments, error))
-            raise
+            refuse(arguments, out, profile, error)
     result.schedule.meta.update(name="optpipe, robust", objective=arguments.objective)
     objective_ns = round(iteration_ns(profile, result.objective_ns))
     answer = {

@@ -14,7 +14,7 @@ from ...options.search import add_search, add_shape, search_options
 from ...options.shared import add_pictures, add_problem
 from ..examples import OFFLOADING
 from . import family, layers
-from .common import COMPILING, finish, nothing
+from .common import COMPILING, finish, refuse
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
@@ -157,8 +157,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                 profile, arguments.microbatches, **vars(settled), warm_start=start, **hooks
             )
         except (OutOfMemory, NoSolution) as error:
-            out.result(nothing(arguments, error))
-            raise
+            refuse(arguments, out, read_profile(arguments), error)
     assert result.trace is not None  # solve raises without one
     shaped = profile.for_shape(result.trace.schedule.shape)
     solved = make_problem(
