@@ -10,7 +10,7 @@ from ..errors import OptPipeError
 from ..ops import Op
 from ..trace import Trace
 from .explain import Gap, gaps, path_parts
-from .hints import hints
+from .hints import diagnoses, hints
 from .reasons import Reasons, critical_path
 
 MOST_GAPS = 100  # number of listed gaps; the sums by cause include all of them
@@ -24,7 +24,7 @@ def explain_data(trace: Trace, most_gaps: int = MOST_GAPS) -> dict[str, Any]:
         `recompute_ns`; `gaps`: the longest, each with its cause, the op that waits and the one it
         waits for; `critical_path`: its `steps`, and its `parts_ns`, which add up to the makespan;
         `imbalance`, `bubble`: the two parts of idle time, as shares; `hints`: alternatives that
-        were replayed, the largest gain first.
+        were replayed, the largest gain first; `diagnoses`: likewise, if messages, copies or memory cost less.
     """
     devices = range(trace.schedule.shape.devices)
     found = gaps(trace)
@@ -62,6 +62,7 @@ def explain_data(trace: Trace, most_gaps: int = MOST_GAPS) -> dict[str, Any]:
         "imbalance": trace.imbalance,
         "bubble": trace.bubble,
         "hints": [hint.to_json() for hint in hints(trace)],
+        "diagnoses": [hint.to_json() for hint in diagnoses(trace)],
     }
 
 

@@ -10,7 +10,7 @@ from ..errors import OptPipeError, require
 from ..ops import BW, COMPUTE, B, C, F, O, Op, R
 from ..trace import CAUSES, Trace
 from ..units import format_size, format_time
-from .hints import NONE, hints
+from .hints import IF, NONE, diagnoses, hints
 from .reasons import Reason, Reasons, Step, critical_path
 
 __all__ = ["Gap", "Step", "critical_path", "explain", "idle", "why"]
@@ -257,6 +257,10 @@ def explain(trace: Trace, longest: int = 5) -> str:
         lines.append(f"  {part:22} {format_time(time):>9}  {time / total:6.1%}")
     lines += ["", "What would gain, each replayed:"]
     lines += [f"  - {hint}" for hint in (hints(trace) or (NONE,))]
+    found_too = diagnoses(trace)
+    if found_too:
+        lines += ["", f"{IF}, each replayed:"]
+        lines += [f"  - {hint}" for hint in found_too]
     return "\n".join(lines) + "\n"
 
 

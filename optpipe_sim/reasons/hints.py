@@ -1,4 +1,5 @@
-"""Hints: alternatives to a plan, each replayed before it is named. What gains nothing is no hint."""
+"""Hints: alternatives to a plan, each replayed before it is named; what gains nothing is no hint. And diagnoses: what a
+plan would take if something cost nothing that no option changes, as messages do."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from ..errors import OptPipeError
 from ..ops import C
 from ..profile import CostProfile
 from ..schedule import Schedule
-from ..schedules import build
+from ..schedules import build, names_in
 from ..sim import simulate
 from ..stage_cost import StageCost
 from ..trace import Trace
@@ -23,6 +24,7 @@ from ..units import format_size, format_time
 LEAST = 0.005  # shares of the time; the costs of a profile are no better known
 MANY_OPS = 200_000  # a replay of more takes half a second: nothing is tried
 SCHEDULES = ("1f1b", "zb-h1", "zb-h2", "1f1b-i", "zb-v")
+IF = "What it would take if (no options, but what the time goes into)"
 NONE = "nothing that was tried gains 0.5% or more"
 
 
@@ -84,22 +86,33 @@ def best_hints(
 
 
 def hints(trace: Trace) -> list[Hint]:
-    """Return what would shorten a replayed schedule: other orders, fewer recomputations and copies, and what
-    equal stages, free messages and free memory would give; none for very long schedules."""
+    """Return what would shorten an iteration of a replayed schedule: other orders, fewer recomputations and copies, and
+    equal stages; none for very long schedules. A schedule made for a framework (``family`` of its `meta`) gets only
+    orders that this has."""
+    return _hints(trace, _alternatives(trace))
+
+
+def diagnoses(trace: Trace) -> list[Hint]:
+    """Return what an iteration would take if messages took no time, copies half of it, or memory were free, where that
+    makes a difference: no options, but what the time goes into."""
+    return _hints(trace, _free_of(trace))
+
+
+def _hints(trace: Trace, alternatives: Iterator[Alternative]) -> list[Hint]:
     if len(trace.schedule) > MANY_OPS or not trace.cost_ns:
         return []
-    now_ns: float = trace.cost_ns
+    now_ns: float = trace.iteration_ns
     if trace.fits:  # of a measured trace, what its profile gives
         with suppress(OptPipeError):
             now_ns = _again(trace, trace.schedule)[0]
-    return best_hints(now_ns, _alternatives(trace))
+    return best_hints(now_ns, alternatives)
 
 
 def _again(
     trace: Trace, schedule: Schedule, profile: CostProfile | None = None, limited: bool = True
 ) -> tuple[float, int, bool]:
-    """Replay another schedule, or on another profile, under the limit of a trace: its cost, its peak, and
-    whether it fits."""
+    """Replay another schedule, or on another profile, under the limit of a trace: the time of an iteration, the
+    peak, and whether it fits."""
     limits = trace.memory_limit if limited else None
     other = simulate(
         schedule,
@@ -109,7 +122,7 @@ def _again(
         objective=trace.objective,
         explain=False,
     )
-    return other.cost_ns, max(other.peak_bytes), other.fits
+    return other.iteration_ns, max(other.peak_bytes), other.fits
 
 
 def _alternatives(trace: Trace) -> Iterator[Alternative]:
@@ -128,8 +141,9 @@ def _alternatives(trace: Trace) -> Iterator[Alternative]:
         )
     if shape.slices == 1 and shape.devices > 1:
         m = shape.microbatches
+        known = names_in(schedule.meta.get("family"))
         for name in SCHEDULES:
-            if name == schedule.meta.get("name"):
+            if name == schedule.meta.get("name") or name not in known:
                 continue
             yield Alternative(
                 f"schedule {name}",
@@ -146,20 +160,21 @@ def _alternatives(trace: Trace) -> Iterator[Alternative]:
         yield Alternative(
             "nothing offloaded", "offload", lambda: again(schedule.without_offloads(every))
         )
-    idle = trace.idle_ns
+
+
+def _free_of(trace: Trace) -> Iterator[Alternative]:
+    schedule, profile, idle = trace.schedule, trace.profile, trace.idle_ns
+    again = partial(_again, trace)
     if idle["memory"] and trace.memory_limit is not None:
         yield Alternative(
-            "more memory, as much as it needs",
-            "memory",
-            lambda: again(schedule, limited=False),
+            "nothing waited for memory", "memory", lambda: again(schedule, limited=False)
         )
     if idle["communication"]:
         free = replace(profile, latency_ns=0, occupancy_ns=0)
-        yield Alternative("messages that take no time", "messages", lambda: again(schedule, free))
+        yield Alternative("messages took no time", "messages", lambda: again(schedule, free))
     if idle["reload"]:
-        yield Alternative(
-            "copies twice as fast", "copies", lambda: again(schedule, profile.scale(copy=0.5))
-        )
+        fast = profile.scale(copy=0.5)
+        yield Alternative("copies took half of their time", "copies", lambda: again(schedule, fast))
 
 
 def _balanced(profile: CostProfile, busy: tuple[int, ...]) -> CostProfile:

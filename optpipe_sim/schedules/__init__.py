@@ -160,6 +160,16 @@ WHOLE = those(lambda entry: not entry.sliced)  # sequences are not cut
 
 
 # what others call a schedule
+def names_in(family: str | None) -> tuple[str, ...]:
+    """Return the schedules of whole sequences whose orders a framework has: of Megatron-LM 1F1B and its interleaved form,
+    of torchtitan all that its CSV of orders holds; all of them without a family."""
+    if family == "megatron":
+        return PLAIN, INTERLEAVED
+    if family == "torchtitan":
+        return those(lambda entry: entry.keeps != "" and not entry.sliced)
+    return tuple(REGISTRY)
+
+
 ALIASES = dict.fromkeys(("interleaved", "interleaved-1f1b", "1f1b-interleaved"), INTERLEAVED)
 
 

@@ -14,7 +14,7 @@ from optpipe_sim import CostProfile, Schedule, Trace, build, simulate
 from optpipe_sim.errors import Deadlock, OptPipeError
 from optpipe_sim.ops import parse_op
 from optpipe_sim.reasons.explain import Step, critical_path, explain, idle, path_parts, why
-from optpipe_sim.reasons.hints import hints
+from optpipe_sim.reasons.hints import diagnoses, hints
 from optpipe_sim.trace import CAUSES
 
 MS = 1_000_000
@@ -215,7 +215,37 @@ def test_what_does_not_fit_is_no_hint() -> None:
     tight = replace(profile, memory_limit=(350,) * 4)
     trace = simulate(build("adaoffload", tight, 8), tight)
     for hint in hints(trace):
-        assert hint.key == "memory" or hint.peak_bytes <= 350
+        assert hint.peak_bytes <= 350
+
+
+def test_a_plan_for_a_framework_gets_its_orders_only() -> None:
+    profile = unit_profile(4)
+    schedule = build("1f1b", profile, 8)
+    assert [hint.what for hint in hints(simulate(schedule, profile))] == ["schedule zb-v"]
+    schedule.meta["family"] = "megatron"
+    # 2 chunks: (2 x 8 + 3) x 1.5 ms of 33
+    (hint,) = hints(simulate(schedule, profile))
+    assert (hint.what, hint.time_ns) == ("schedule 1f1b-i", 28.5 * MS)
+
+
+def test_what_no_option_changes_is_a_diagnosis() -> None:
+    profile = unit_profile(4, t_comm_ms=1)
+    trace = simulate(build("1f1b", profile, 8), profile)
+    assert not {hint.key for hint in hints(trace)} & {"messages", "copies", "memory"}
+    (found,) = diagnoses(trace)
+    free = simulate(build("1f1b", unit_profile(4), 8), unit_profile(4))
+    assert (found.key, found.time_ns) == ("messages", free.makespan_ns)
+    assert f"  - messages took no time: 33 ms ({-found.gain:+.1%})" in explain(trace)
+
+
+def test_hints_are_in_times_of_an_iteration() -> None:
+    beside = {"optimizer_ms": 10.0, "overhead": 0.5}
+    profile = replace(unit_profile(4), meta={"iteration": beside})
+    (found,) = hints(simulate(build("1f1b", profile, 8), profile))
+    other = simulate(build("zb-v", profile, 8), profile)
+    # 1F1B: 33 / (1 - 0.5) + 10 ms
+    assert found.time_ns == 2 * other.makespan_ns + 10 * MS
+    assert found.gain == pytest.approx(1 - found.time_ns / (76 * MS))
 
 
 def test_the_report() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from ...names import parse_name
 from ...profile import CostProfile
 from ...reasons.hints import MANY_OPS, SCHEDULES, Alternative, Hint, best_hints
 from ...solvers.starts import LOOP, VEE
+from ...trace import Trace
 from ..estimate import estimate
 from ..provenance import iteration_ns
 from .replay import profile_of, replayed_freely
@@ -24,7 +25,11 @@ EXCHANGES = ("per-node", "overlapped", "per-node-overlapped")
 
 
 def hints_for(
-    question: Question, row: Row, seconds: float = SECONDS, searched: bool = False
+    question: Question,
+    row: Row,
+    seconds: float = SECONDS,
+    searched: bool = False,
+    check: Callable[[Trace], None] = lambda _: None,
 ) -> list[Hint]:
     """Return the changes of a configuration that make an iteration faster and fit: the kinds of each key
     (recompute, microbatch, layers, schedule, experts, overlap, zero) are tried one by one, and the best
@@ -32,20 +37,23 @@ def hints_for(
 
     Args:
         seconds: wall time for all of them; the rest is not tried then. searched: only changes that `advise` does
-            not choose: of overlap, and of the exchange of experts.
+            not choose: of overlap, and of the exchange of experts. check: raises an `OptPipeError` for a replay of
+            what must not be hinted at, as a framework has no options for it.
     """
     if len(row.trace.schedule) > MANY_OPS or parse_name(row.schedule)[0] == "optpipe":
         return []
     until = time.monotonic() + seconds
     tried = (
         one
-        for one in _alternatives(question, row)
+        for one in _alternatives(question, row, check)
         if not searched or one.key.startswith(NOT_SEARCHED)
     )
     return best_hints(row.iteration_ns, tried, lambda: time.monotonic() > until)
 
 
-def _alternatives(question: Question, row: Row) -> Iterator[Alternative]:
+def _alternatives(
+    question: Question, row: Row, check: Callable[[Trace], None]
+) -> Iterator[Alternative]:
     choice = row.choice
     counts = row.profile.meta["layers_per_stage"]
     balanced = profile_of(question, choice).meta["layers_per_stage"]
@@ -57,7 +65,7 @@ def _alternatives(question: Question, row: Row) -> Iterator[Alternative]:
         same = changes.get("chunks", choice.chunks) == choice.chunks
         layers = changes.pop("layers", given if same else None)
         other = replace(choice, **changes)
-        return Alternative(what, key, lambda: _replayed(asked, other, name, layers))
+        return Alternative(what, key, lambda: _replayed(asked, other, name, layers, check))
 
     for recompute in ("none", "core_attn", "norms", "full"):
         if recompute != choice.recompute and "recompute=" not in row.schedule:
@@ -114,7 +122,11 @@ def _fuller(counts: list[int]) -> list[int]:
 
 
 def _replayed(
-    question: Question, choice: Choice, name: str, layers: list[int] | None
+    question: Question,
+    choice: Choice,
+    name: str,
+    layers: list[int] | None,
+    check: Callable[[Trace], None],
 ) -> tuple[float, int, bool]:
     made: CostProfile = estimate(
         question.model,
@@ -126,4 +138,5 @@ def _replayed(
     )
     profile = replace(made, memory_limit=(question.limit_bytes,) * made.devices)
     trace = replayed_freely(profile, choice.microbatches, name)
+    check(trace)
     return iteration_ns(profile, trace.makespan_ns), max(trace.peak_bytes), trace.fits

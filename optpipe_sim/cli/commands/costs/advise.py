@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...options.kinds import count, names, real_size, seconds
@@ -145,7 +146,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     files: dict[str, str] = {}
     commands = next_commands(arguments, best)
     left_s = 0.0 if found.interrupted else HINTS_SHARE * arguments.time_limit
-    hints = hints_for(found.question, found.rows[0], left_s, searched=True)
+    check = partial(family.told_to, arguments.family)
+    hints = hints_for(found.question, best, left_s, searched=True, check=check)
     hinted = {"hints": [one.to_json() for one in hints]}
     try:
         _write(arguments, found, best, files)
@@ -194,6 +196,8 @@ def _write(arguments: argparse.Namespace, found: Advice, best: Row, files: dict[
         save_profile(best.profile, arguments.save_profile)
         files[arguments.save_profile] = "the profile of the plan"
     if arguments.save:
+        if arguments.family:
+            best.trace.schedule.meta["family"] = arguments.family
         best.trace.schedule.save(arguments.save)
         files[arguments.save] = "the schedule of the plan"
 

@@ -27,19 +27,17 @@ def restrictions(family: str | None, given: dict[str, Any], experts: bool) -> di
     Raises:
         OptPipeError: for slices of sequences, which neither family has.
     """
-    from ....schedules import INTERLEAVED, PLAIN, those
+    from ....schedules import names_in
 
     if family is not None and given.get("slices", 1) != 1:
         raise OptPipeError(f"slices: {family} runs whole sequences; leave out --slices or --family")
     usual: dict[str, Any] = {}
     if family == "megatron":  # its distributed optimizer is ZeRO 1
-        usual = {"schedules": (PLAIN, INTERLEAVED), "zero": (1,)}
+        usual = {"schedules": names_in(family), "zero": (1,)}
         if not experts:  # it has no module for the level norms then
             usual["recompute"] = ("none", "full")
     elif family == "torchtitan":
-        # orders that a CSV holds, or that torch has by name
-        orders = those(lambda entry: entry.keeps != "" and not entry.sliced)
-        usual = {"schedules": orders, "recompute": ("none", "full")}
+        usual = {"schedules": names_in(family), "recompute": ("none", "full")}
     named = {key: given[key] for key in ("recompute", "schedules", "zero", "slices")}
     return {key: usual.get(key) if value is None else value for key, value in named.items()}
 
@@ -54,6 +52,23 @@ def plan_in(family: str, found: Advice) -> tuple[dict[str, Any], Row]:
     if family == "torchtitan":
         return _torchtitan(found.rows[0]), found.rows[0]
     return _megatron(found)
+
+
+def told_to(family: str | None, trace: Trace) -> None:
+    """Raise where a framework has no options for a replayed schedule and what its profile assumes.
+
+    Raises:
+        OptPipeError: says what it has none for.
+    """
+    from ....frameworks import torchtitan
+    from ....frameworks.megatron.family import plan_for
+
+    schedule, profile = trace.schedule, trace.profile
+    if family == "megatron":
+        plan_for(schedule, profile)
+    elif family == "torchtitan":
+        named = torchtitan.has_name(schedule, profile)
+        torchtitan.options(schedule, profile, None if named else "order.csv")
 
 
 def plan_over_slices(found: Advice) -> dict[str, Any]:

@@ -116,12 +116,13 @@ def _briefly(
     profile: CostProfile, microbatches: int, limits: tuple[int, ...] | None, options: dict[str, Any]
 ) -> str | None:
     """Return what a short search finds, with its time and its peak; None: nothing."""
+    from ....solvers.race.first import ADAOFFLOAD
     from ....solvers.solve import solve
     from ...outputs.verdict import described
 
     try:
         found = solve(
-            profile, microbatches, limits, engine="adaoffload", time_limit=WAYS_OUT_S, **options
+            profile, microbatches, limits, engine=ADAOFFLOAD, time_limit=WAYS_OUT_S, **options
         )
     except OptPipeError:
         return None

@@ -48,7 +48,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     if found.get("moved", False):
         needs_profile(arguments)
     free = _free(arguments, out, restrict(profile, arguments.treatments))
-    trace.schedule.meta.update(name=found["told"], objective=arguments.objective)
+    trace.schedule.meta.update(
+        name=found["told"], objective=arguments.objective, family=arguments.family
+    )
     bound = free.lower_bound_ns if free is not None else None
     cost = trace.cost_ns
     free_iteration_ns = free and free.trace and free.trace.iteration_ns
