@@ -157,6 +157,18 @@ def _any_value(dispatcher: Any) -> None:
     dispatcher.get_call_template = lambda args, kws: of_arguments(tuple(map(unliteral, args)), kws)
 
 
+def on_disk(dispatcher: Any) -> bool:
+    """Whether compiled code of a function is kept that numba will read in the place of compiling: of its source as it is,
+    by this version of numba, for this CPU. Numba's own index says so; where it cannot be asked, as in other versions,
+    nothing is taken to be kept."""
+    try:
+        known = dispatcher._cache._cache_file._load_index()
+        here = dispatcher.targetctx.codegen().magic_tuple()
+        return any(cpu == here for _, cpu, _ in known)
+    except Exception:
+        return False
+
+
 def compiled(function: Any) -> Any:
     """Compile a function that both Python and compiled code call, and that may allocate."""
     return _compile(function, cache=_cache)

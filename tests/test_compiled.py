@@ -116,3 +116,34 @@ def test_an_array_is_copied_whole(shape: tuple[int, ...]) -> None:
     into = np.zeros_like(values)
     compiled.copy.py_func(into, values)
     np.testing.assert_array_equal(into, values)
+
+
+KEPT = "from small import compiled; from small.outer import outer; print(compiled.on_disk(outer))"
+
+
+@pytest.mark.parametrize("seconds", [-1000, 1000])
+def test_numba_s_index_says_whether_code_is_kept(tmp_path: Path, seconds: int) -> None:
+    """Not the times of files, to which a checkout or a copy gives any order."""
+    package = make_package(tmp_path)
+    assert run_in(tmp_path, KEPT) == "False"
+    assert run_in(tmp_path) == "2 0"
+    assert run_in(tmp_path, KEPT) == "True"
+    source = package / "outer.py"
+    written = source.stat().st_mtime + seconds
+    os.utime(source, (written, written))
+    said, hits = run_in(tmp_path, KEPT), run_in(tmp_path).split()[1]
+    assert said == str(hits == "1")  # older versions of numba go by times
+    # another text is not what was compiled, whatever its time
+    source.write_text(SOURCES["outer.py"].replace("inner(x)", "inner(x) + 1"))
+    os.utime(source, (written, written))
+    assert run_in(tmp_path, KEPT) == "False"
+    assert run_in(tmp_path) == "3 0"
+    for index in package.rglob("*.nbi"):
+        index.write_bytes(b"")
+    assert run_in(tmp_path, KEPT) == "False"
+
+
+def test_another_cpu_s_code_is_not_kept(tmp_path: Path) -> None:
+    make_package(tmp_path)
+    assert run_in(tmp_path) == "2 0"
+    assert run_in(tmp_path, KEPT, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="") == "False"

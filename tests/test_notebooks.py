@@ -128,3 +128,40 @@ def test_gaps_of_a_gantt_chart_are_named(unit) -> None:
     patches = sum(patch.get_width() for patch in ax.patches)
     lanes = 4 * ax.get_xlim()[1]
     assert patches / lanes == pytest.approx(sum(trace.idle_ns.values()) / (4 * trace.makespan_ns))
+
+
+NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?= ?(?:ms|s|GiB|MiB|%|of \d+)(?!\w))")
+
+
+def _prose(source: str) -> str:
+    """The text of a cell without its links, formulas and code."""
+    return re.sub(r"\]\([^)]*\)|\$\$.*?\$\$|`[^`]*`", "", source, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_its_sentences_say_is_what_its_cells_show(name: str) -> None:
+    """Each time, size and share of a sentence is in an output or in the code of the page, digit by digit."""
+    notebook = read(name)
+    shown = "\n".join(
+        [cell.source for cell in notebook.cells if cell.cell_type == "code"] + texts(notebook)
+    )
+    there = set(re.findall(r"(?<![\w.])\d+(?:\.\d+)?", shown))
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            for said in NUMBER.findall(_prose(cell.source)):
+                assert said in there, f"{said} in: {cell.source}"
+
+
+def test_sentences_are_compared() -> None:
+    found = [
+        NUMBER.findall(_prose(cell.source))
+        for name in NAMES
+        for cell in read(name).cells
+        if cell.cell_type == "markdown"
+    ]
+    assert sum(map(len, found)) >= 15
+    assert NUMBER.findall(_prose("at 14 GiB 259.0 ms, 5 % of it, in 3 rows, `7 ms`")) == [
+        "14",
+        "259.0",
+        "5",
+    ]

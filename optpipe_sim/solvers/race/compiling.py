@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable
 from functools import cache
 from itertools import product
-from pathlib import Path
 
 from ...bounds.device.problem import one_device
 from ...bounds.device.search import layered_bound
-from ...compiled import njit
+from ...compiled import njit, on_disk
 from ...processes.workers import run_all
 from ...profile_io import load_profile
 from ...schedules.adaoffload.adaoffload import adaoffload
@@ -75,14 +74,7 @@ def compile_first(
 
 def _kept() -> bool:
     """Whether the current version of the search has been compiled on this machine."""
-    source = Path(search_core.__file__)
-    if njit is None:
-        return True  # compilation is switched off
-    kept = Path(search_core.anneal.stats.cache_path)
-    written = source.stat().st_mtime
-    return any(
-        index.stat().st_mtime > written for index in kept.glob(f"{source.stem}.anneal-*.nbi")
-    )
+    return njit is None or on_disk(search_core.anneal)  # without njit compilation is switched off
 
 
 @cache
