@@ -325,10 +325,21 @@ def _manifest(
             "system": platform.system(),
             "architecture": platform.machine(),
             "cores": os.cpu_count(),
+            "cpu": _cpu(),
         },
         "date": datetime.date.today().isoformat(),
         **how,
     }
+
+
+def _cpu() -> str | None:
+    """Return the model of the CPU, as Linux names it; None where it cannot be read."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    names = (line.partition(": ")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, None)
 
 
 def _used(points: Sequence[Point], key: str) -> list[Any]:

@@ -1,0 +1,50 @@
+"""How each table of results/README.md was made, from its manifest, and from its rows where they say it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from optpipe_sim.study.claims import Tables, span
+
+UNKNOWN = "not recorded"
+
+
+def sentences(tables: Tables) -> Iterator[str]:
+    for path in sorted(Path(__file__).parents[1].glob("*.manifest.json")):
+        name = path.name.removesuffix(".manifest.json")
+        if name != "ranking":  # has a page of its own
+            yield sentence(tables(f"{name}.manifest")[0], tables(name))
+
+
+def sentence(manifest: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Return commits, CPU, load and seeds of a table."""
+    commits = {row["commit"] for row in rows if row.get("commit")} | set(
+        manifest.get("commits") or ()
+    )
+    loads = [row["load"] for row in rows if row.get("load") is not None]
+    named = (re.findall(r"\bseed=(\d+)", str(row.get("schedule"))) for row in rows)
+    seeds = sorted({*manifest["seed"], *(int(seed) for found in named for seed in found)})
+    machine = manifest["machine"]
+    reused = (
+        f", {manifest['reused']} of {manifest['points']} points from an earlier run"
+        if manifest["reused"]
+        else ""
+    )
+    return (
+        f"*Made {manifest['date']}{reused}: commit {_listed(commits)}; {machine['cores']} cores, CPU"
+        f" {machine.get('cpu') or UNKNOWN}; load {span(loads, lambda load: f'{load:.1f}') if loads else UNKNOWN};"
+        f" {_seeds(seeds)}.*"
+    )
+
+
+def _listed(commits: set[str]) -> str:
+    return ", ".join(sorted(commits)) or UNKNOWN
+
+
+def _seeds(seeds: list[int]) -> str:
+    if not seeds:
+        return "nothing drawn at random"
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
