@@ -260,7 +260,7 @@ def _narrowest(
 
 
 def _legend(trace: Trace) -> list[Patch]:
-    """Kinds that occur, shades of chunks where there are several, idle."""
+    """Return the kinds that occur, with the shades of chunks where there are several, and idle."""
     shape = trace.schedule.shape
     handles = []
     inside = trace.recomputed > 0
@@ -274,4 +274,7 @@ def _legend(trace: Trace) -> list[Patch]:
                 Patch(facecolor=shade(kind, chunk, shape.chunks), label=f"F  of chunk {chunk}")
                 for chunk in range(1, shape.chunks)
             ]
+    if shape.chunks > 1:  # the others are paler likewise
+        paler = shade(OpKind.B, shape.chunks - 1, shape.chunks)
+        handles.append(Patch(facecolor=paler, label="paler: of later chunks"))
     return [*handles, Patch(facecolor=IDLE, edgecolor=MUTED, linewidth=0.3, label="idle")]
