@@ -62,10 +62,8 @@ def predicted(run: Run, execution: Execution) -> float:
 def _times(run: Run, links: str, op_us: int, split: float) -> tuple[float, float]:
     """Return the iteration's time with a flush, and where iterations chain."""
     profile = executed(run.profile, links, 1000 * op_us, split)
-    flush, span = (
-        simulate(run.schedule, profile, enforce=False, objective=objective, explain=False).cost_ns
-        for objective in ("flush", "span")
-    )
+    trace = simulate(run.schedule, profile, enforce=False, explain=False)
+    flush, span = trace.makespan_ns, max(trace.span_ns)
     return iteration_ns(run.profile, flush), iteration_ns(run.profile, span)
 
 
@@ -90,15 +88,20 @@ def _errors(setting: Setting) -> np.ndarray:
 
 
 @cache
-def fit(settings: Sequence[Setting], families: Collection[str] = FAMILIES) -> Execution:
+def fit(
+    settings: Sequence[Setting], families: Collection[str] = FAMILIES, interleaved: str = ""
+) -> Execution:
     """Return the execution of the grid under which the errors within settings differ least, settings alike.
 
     Args:
-        families: of the runs that are used.
+        families: of the runs that are used. interleaved: the kind of links of interleaved schedules, where it is not
+            to be fitted.
     """
-    losses = []
+    losses: list[np.ndarray] = []
     for setting in settings:
         used = [at for at, run in enumerate(setting.runs) if run.family in families]
         if len(used) > 1:
             losses.append(_errors(setting)[used].var(axis=0, ddof=1))
-    return GRID[int(np.argmin(np.round(np.mean(losses, axis=0), 12)))]
+    loss = np.array(losses).mean(axis=0).round(12)
+    free = [at for at, one in enumerate(GRID) if interleaved in ("", one.interleaved)]
+    return GRID[min(free, key=lambda at: loss[at])]

@@ -75,6 +75,16 @@ class Setting:
     activations: bool
     rows: Mapping[str, Any]
 
+    @property
+    def estimated(self) -> bool:
+        """Whether its costs come from the project's own model."""
+        return self.rows.get("kind") == "figure_15"
+
+    @property
+    def kind_of_costs(self) -> str:
+        """``published``, ``assumed`` (in part) or ``estimated``."""
+        return "estimated" if self.estimated else "assumed" if self.assumed else "published"
+
     @cached_property
     def runs(self) -> tuple[Run, ...]:
         """Its runs, schedules built."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import combinations
 from typing import Literal
 
@@ -11,19 +12,19 @@ from experiments.ranking.settings import FAMILIES, Run, Setting, settings
 from optpipe_sim.sim import simulate
 from optpipe_sim.study.tasks import Row
 
-VERSION = 1
+VERSION = 3
 MATTERS = 0.02  # of time: pairs that differ by more are counted apart
 
 
 def run(
-    execution: Literal["ideal", "known", "fitted"],
+    execution: Literal["ideal", "known", "fitted", "overlapped"],
     left_out: Literal["", "nothing", "others", "model", "paper", "machine", "family"] = "",
 ) -> list[Row]:
     """Return a row per setting, or per setting and family where families are left out.
 
     Args:
         execution: ``ideal``; ``known``, ideal but for what an iteration means, where the source says it; ``fitted``, to
-            what is not left out.
+            what is not left out; ``overlapped``, the same where messages of interleaved schedules do not block.
         left_out: of the fit: ``nothing``; ``others``, what other trainers or machines ran (the setting itself is in); these
             and all settings of the same ``model``; all of the setting's ``paper``, or of its ``machine``; each ``family`` of
             schedules in turn, in all settings.
@@ -38,12 +39,14 @@ def run(
     rows = []
     for setting in settings().values():
         for family in FAMILIES if left_out == "family" else ("",):
-            used = tuple(_seen(left_out, setting)) if execution == "fitted" else ()
-            if execution == "fitted" and not used:
-                continue
+            used: tuple[Setting, ...] = ()
             how = IDEAL if execution == "ideal" else Execution()
-            if used:
-                how = fit(used, tuple(one for one in FAMILIES if one != family))
+            if execution in ("fitted", "overlapped"):
+                used = tuple(_seen(left_out, setting))
+                if not used:
+                    continue
+                kept = tuple(one for one in FAMILIES if one != family)
+                how = fit(used, kept, "latency" if execution == "overlapped" else "")
             row = judged(setting, how, family)
             if row:
                 rows.append({**_of(setting), "family": family, **_how(how, used), **row})
@@ -51,10 +54,10 @@ def run(
 
 
 def _seen(left_out: str, setting: Setting) -> Iterator[Setting]:
-    """Yield the settings that a fit for one may see: never those over slices, whose costs are not published, nor
-    PipeOffload's, whose are estimated."""
+    """Yield the settings that a fit for one may see: never those over slices, whose costs are not published; estimated ones,
+    PipeOffload's, for that trainer alone."""
     for one in settings().values():
-        if one.compares == "slices" or one.paper == "pipeoffload":
+        if one.compares == "slices" or (one.estimated and left_out not in ("others", "model")):
             continue
         own = (one.trainer, one.machine) == (setting.trainer, setting.machine)
         match left_out:
@@ -77,11 +80,7 @@ def _of(setting: Setting) -> Row:
         "trainer": setting.trainer,
         "machine": setting.machine,
         "compares": setting.compares,
-        "costs": "estimated"
-        if setting.paper == "pipeoffload"
-        else "assumed"
-        if setting.assumed
-        else "published",
+        "costs": setting.kind_of_costs,
         "schedules": [run.name for run in setting.runs],
     }
 
@@ -129,11 +128,12 @@ def judged(setting: Setting, execution: Execution, family: str = "") -> Row:
             round(times[b.name] / times[a.name] - b.time / a.time, 5)
             for a, b in map(_slower_first, pairs)
         ],
-        "memory_errors": memory_errors(setting),
+        "memory_errors": list(memory_errors(setting)),
     }
 
 
-def memory_errors(setting: Setting) -> list[float | None]:
+@cache
+def memory_errors(setting: Setting) -> Sequence[float | None]:
     """Return, by run, its peak over 1F1B's as replayed, over the same as measured, less 1; None where either is not known."""
     peaks = {run.name: _peak(run, setting.activations) for run in setting.runs}
     base = next((run for run in setting.runs if run.name == "1f1b" and run.memory), None)

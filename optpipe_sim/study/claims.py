@@ -31,7 +31,7 @@ PAGES = ("README.md", "results/README.md", "docs/how-true.md", "docs/hardware.md
 
 # Names that contain digits.
 NAMES = re.compile(
-    r"(?:\b(?:1F1B(?:-I)?|Seq1F1B|seq1f1b|P2P|D2H|H2D|ZB-H[12]|ZB-[12]p|G[BH]200s?|DeepSeek-V3|[ABH][1-3]00s?|Llama [23]|PCIe \d|fp8|bf16"
+    r"(?:\b(?:1F1B(?:-I)?|Seq1F1B|seq1f1b|P2P|D2H|H2D|ZB-H[12]|ZB-[12]p|G[BH]200s?|DeepSeek-V3|[ABH][1-38]00s?|MI3\d\dX?s?|Llama [23]|PCIe \d|fp8|bf16"
     r"|GPT-\d|Qwen\d-\d+B|LLaMA-\d[- ]\d+B(?: SFT)?|table \d+|tables \d+ and \d+|figure \d+|arXiv \d+\.\d+|ICLR \d{4}|Python 3\.\d+)\b)"
 )
 _CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

@@ -7,10 +7,12 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+import yaml
 
 from experiments.ranking.fits import GRID, IDEAL, Execution, fit, predicted
 from experiments.ranking.settings import FAMILIES, Setting, settings
-from experiments.ranking.summary import coverage, group, half_width, line
+from experiments.ranking.ship import FOLDER, SHIPPED, text
+from experiments.ranking.summary import by_way, coverage, group, half_width, line
 from experiments.ranking.task import judged
 from optpipe_sim.costs.published import published
 from optpipe_sim.study.tables import load_table
@@ -110,15 +112,14 @@ def test_a_fit_finds_the_execution_that_made_the_times(execution) -> None:
 def test_the_committed_rows_saw_what_they_may() -> None:
     rows = load_table(RESULTS, "ranking")
     every = {one.id: one for one in settings().values()}
-    usable = [
-        one for one in every.values() if one.compares != "slices" and one.paper != "pipeoffload"
-    ]
+    whole = [one for one in every.values() if one.compares != "slices"]
+    usable = [one for one in whole if not one.estimated]
     for row in rows:
-        if row["execution"] != "fitted":
+        if row["execution"] in ("ideal", "known"):
             assert row["settings_seen"] == 0
             continue
         own = every[row["setting"]]
-        same = [one for one in usable if (one.trainer, one.machine) == (own.trainer, own.machine)]
+        same = [one for one in whole if (one.trainer, one.machine) == (own.trainer, own.machine)]
         seen = {
             "nothing": usable,
             "family": usable,
@@ -146,3 +147,32 @@ def test_lines_and_intervals_by_hand() -> None:
     assert half_width([0.01, -0.02, 0.03, -0.04, 0.05, 0.06]) == pytest.approx(0.05)
     # a's errors within b's 0.02: one of two; b's within the 80 % of a's, 0.026: both
     assert coverage(rows, "paper") == (0.75, 4)
+
+
+@pytest.mark.parametrize("shipped", SHIPPED, ids=lambda one: one.name)
+def test_shipped_executions_are_those_of_the_table(shipped) -> None:
+    rows = load_table(RESULTS, "ranking")
+    written = (FOLDER / f"{shipped.name}.yaml").read_text()
+    assert written == text(shipped, rows)
+    data = yaml.safe_load(written)
+    assert set(data) == {"name", "source", "fitted_to", "families", "error"}
+    assert set(data["families"]) == set(FAMILIES)
+    assert set(data["fitted_to"]) <= set(settings())
+    assert (
+        0 < data["error"]["between"] < data["error"]["common"] or shipped.name == "pipeoffload-a100"
+    )
+    # where a fit stands, it is that of every setting that it was fitted to
+    fitted = [row for row in rows if row["setting"] in data["fitted_to"]]
+    for row in (row for row in fitted if (row["execution"], row["left_out"]) == shipped.fit):
+        assert row["op_us"] == data["families"]["plain"]["op_us"]
+        assert row["split"] == data["families"]["split"]["split"]
+
+
+@pytest.mark.parametrize(
+    ("left_out", "key"), [("model", "paper"), ("paper", "paper"), ("machine", "machine")]
+)
+def test_intervals_hold_what_they_say_of_what_was_left_out(left_out, key) -> None:
+    rows = by_way(load_table(RESULTS, "ranking"))["fitted", left_out]
+    held, count = coverage([row for row in rows if group(row) == "schedules"], key)
+    assert count > 150
+    assert 0.7 <= held <= 0.9

@@ -1,61 +1,162 @@
-"""What README.md and docs/how-true.md say of differences between schedules, which plans are chosen by."""
+"""What README.md, results/README.md and docs/how-true.md say of differences between schedules, which plans are chosen by."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from statistics import mean, median
+from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Any
 
-from optpipe_sim.study.claims import Tables, span
+import yaml
 
-Cells = dict[str, dict[str, Any]]  # of one model and number of microbatches, by schedule
+from experiments.ranking.ship import FOLDER, SHIPPED
+from experiments.ranking.summary import (
+    LEVEL,
+    LITTLE,
+    WAYS,
+    Row,
+    by_way,
+    coverage,
+    group,
+    half_width,
+    line,
+)
+from optpipe_sim.costs.published import published
+from optpipe_sim.study.claims import Tables, percent, span
+
+IDEAL, KNOWN = ("ideal", ""), ("known", "")
+MODEL, PAPER = ("fitted", "model"), ("fitted", "paper")
 
 
 def sentences(tables: Tables) -> Iterator[str]:
-    cells = list(_table_4(tables("costs_cells")))
-    off = [100 * (_gain(one, "after") - _gain(one, "published")) for one in cells]
-    assert min(off) > 0
+    rows = tables("ranking")
+    ways = by_way(rows)
+    little = percent(LITTLE, 0)
     yield (
-        f"simulated 1F1B-I gains {span(off, '{:.1f}'.format)} points more over 1F1B than measured (median {median(off):.1f}; {len(cells)} of {len(cells)} cells"
-        f" of the zero-bubble paper's table 4)"
+        f"| predicted by | settings | fastest found, or one at most {little} slower (largest regret) | pairs in the right order | of those that differ by more"
+        f" than {little} | error of a difference in points: median, worst | {percent(LEVEL, 0)} of differences are within; of those of papers left out it holds |"
     )
-    yield f"the simulated gain of interleaved 1F1B over 1F1B is {median(off):.1f} points above the measured one (median of {len(off)})"
-    held = [one for one in cells if one["1f1b"]["role"] == "check"]
-    wrong = sum(_fastest(one, "after") != _fastest(one, "published") for one in held)
-    yield f"In {wrong} of the {len(held)} of these cells that no rate was fitted to the simulated fastest schedule is not the measured one"
-    shares = list(_figure_15(tables("pipeoffload_models")))
+    yield f"`error` is what {percent(LEVEL, 0)} of the errors on settings that the fit had not seen are within"
+    ranked = {row["setting"]: row for row in rows if group(row) == "schedules"}
+    papers = {row["paper"] for row in ranked.values()}
+    assumed = sum(row["costs"] == "assumed" for row in ranked.values())
     yield (
-        f"gains over 1F1B in PipeOffload's figure 15 are off by {mean(map(abs, shares)):.1f} points in the mean of {len(shares)} runs and {max(map(abs, shares)):.1f}"
-        f" at worst, {sum(share < 0 for share in shares)} of them too small"
+        f"There are {len(ranked)} settings from {len(papers)} sources (of {assumed} something has to be assumed that the source does not state)"
+    )
+    for way, title in WAYS.items():
+        yield _table_row(title, ways[way])
+    yield _table_row("PipeOffload's figure 15, ideal", ways[IDEAL], "figure 15")
+    yield _table_row("the same, fitted to other papers", ways[PAPER], "figure 15")
+    yield _table_row("slices of Seq1F1B, ideal", ways[IDEAL], "slices")
+    yield _table_row("division of the vocabulary's layers, ideal", ways[IDEAL], "divisions")
+    own, left = line(ways[MODEL]), line(ways[PAPER])
+    yield (
+        f"in **{own.right} of {own.settings}** published settings, or one at most {little} slower"
+    )
+    yield (
+        f"under an execution fitted to other models of the same trainer and machine; with its whole paper left out {left.right} of"
+        f" {left.settings}, ideal {line(ways[IDEAL]).right} of {line(ways[IDEAL]).settings}; differences are then"
+        f" {_points(left.median_error)} points off in the median and {_points(max(left.errors))} at worst"
+    )
+    yield from _facts(ways)
+    yield from _memory(ways[IDEAL])
+    yield from _against(ways)
+    for one in SHIPPED:
+        yield _shipped_row(one.name)
+    yield f"{len(published('schedules')['not_ranked'])} more sources cannot be ranked"
+    yield from _contest(tables("costs_cells"))
+
+
+def _table_row(title: str, rows: Sequence[Row], kind: str = "schedules") -> str:
+    found = line(rows, (kind,))
+    own = [row for row in rows if group(row) == kind]
+    key = "paper" if len({row["paper"] for row in own}) > 1 else "setting"
+    held, _ = coverage(own, key)
+    return (
+        f"| {title} | {found.settings} | {found.right} ({percent(found.worst_regret)}) | {percent(found.pairs_right / found.pairs, 0)} of {found.pairs}"
+        f" | {percent(found.pairs_over_2_right / found.pairs_over_2, 0)} | {_points(found.median_error)}, {_points(max(found.errors))}"
+        f" | {_points(half_width(found.errors))}, {percent(held, 0)} |"
     )
 
 
-def _table_4(rows: list[dict[str, Any]]) -> Iterator[Cells]:
-    """The cells of the zero-bubble paper's table 4 with all of its schedules; a model has one per number of microbatches."""
-    cells: dict[tuple[str, int], Cells] = {}
+def _points(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _facts(ways: dict[tuple[str, str], list[Any]]) -> Iterator[str]:
+    """What decides the order of table 4."""
+    optimizers = [row for row in ways[IDEAL] if group(row) == "optimizers"]
+    known = [row for row in ways[KNOWN] if group(row) == "optimizers"]
+    off = [abs(error) for row in known for error in row["difference_errors"]]
+    missed = [abs(error) for row in optimizers for error in row["difference_errors"]]
+    yield (
+        f"one schedule under both optimizers differs by {span(missed, _points)} points, and by {span(off, _points)} from what its span says"
+    )
+
+
+def _memory(rows: Sequence[Row]) -> Iterator[str]:
+    def errors(kind: str) -> list[float]:
+        found = [row["memory_errors"] for row in rows if group(row) == kind]
+        return [abs(error) for each in found for error in each if error is not None]
+
+    own, figure = errors("schedules"), errors("figure 15")
+    yield (
+        f"Peaks over 1F1B's are {percent(median(own))} off in the median of {len(own)} and {percent(max(own))} at worst; in PipeOffload's figure"
+        f" {percent(median(figure))} and {percent(max(figure), 0)} (n = {len(figure)})"
+    )
+
+
+def _against(ways: dict[tuple[str, str], list[Any]]) -> Iterator[str]:
+    mi300 = next(row for row in ways[PAPER] if row["setting"].startswith("mi300"))
+    errors = dict(zip(mi300["schedules"], mi300["errors"], strict=True))
+    least = min(errors, key=lambda name: errors[name])
+    assert least == "v-min"
+    yield f"V-Min comes out {percent(-errors[least])} too fast beside the mean of the errors there, on MI300s"
+    h800 = [row for row in ways[PAPER] if row["machine"] == "H800"]
+    chosen = [row for row in h800 if row["chosen"] == "zb-v"]
+    wrong = [row for row in chosen if row["fastest"] != "zb-v"]
+    yield (
+        f"On H800s ZB-V is predicted to be the fastest in {len(chosen)} of {len(h800)} settings and was so in {len(chosen) - len(wrong)}, at a regret of up to"
+        f" {percent(max(row['regret'] for row in wrong))}"
+    )
+    figure = [
+        row for row in ways[IDEAL] if group(row) == "figure 15" and "1f1b" in row["schedules"]
+    ]
+    gains = []
+    for row in figure:
+        off = dict(zip(row["schedules"], row["errors"], strict=True))
+        gains += [(1 + off["1f1b"]) / (1 + off[name]) - 1 for name in off if name != "1f1b"]
+    yield (
+        f"1F1B itself is slower there than any execution says: {sum(gain < 0 for gain in gains)} of {len(gains)} simulated gains over it are too small"
+    )
+    slices = [row for row in ways[IDEAL] if group(row) == "slices"]
+    yield f"Slices of equal work are not what was measured: their gains are off by {_points(line(slices, ('slices',)).median_error)} points in the median"
+
+
+def _shipped_row(name: str) -> str:
+    data = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    split = data["families"]["split"]
+    kinds = [data["families"][family]["links"] for family in ("plain", "interleaved", "split")]
+    return (
+        f"| `{name}` | {len(data['fitted_to'])} | {', '.join(kinds)} | {split['op_us']} | {split['split']} | {split['iteration']}"
+        f" | {percent(data['error']['common'])} | {percent(data['error']['between'])} |"
+    )
+
+
+def _contest(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """How far the contest's comparisons, which are ideal, are off where table 4 measured them."""
+    cells: dict[tuple[str, int], dict[str, Any]] = {}
     for row in rows:
         schedule, _, quantity = row["quantity"].partition(" ")
         if row["table"] == "Zero Bubble, table 4" and quantity == "iteration_ms":
             at = sum(schedule in one for (model, _), one in cells.items() if model == row["model"])
             cells.setdefault((row["model"], at), {})[schedule] = row
-    yield from cells.values()
-
-
-def _gain(cells: Cells, column: str) -> float:
-    """By how much 1F1B takes longer than 1F1B-I."""
-    return float(cells["1f1b"][column] / cells["1f1b-i"][column] - 1)
-
-
-def _fastest(cells: Cells, column: str) -> str:
-    return min(cells, key=lambda schedule: cells[schedule][column])
-
-
-def _figure_15(rows: list[dict[str, Any]]) -> Iterator[float]:
-    """Simulated less measured gain of throughput over 1F1B, in points, of each run beside which that ran."""
-    ran = [row for row in rows if row["outcome"] == row["published_outcome"] == "ran"]
-    first = {(row["model"], row["seq"]): row for row in ran if row["schedule"] == "1f1b"}
-    for row in ran:
-        base = first.get((row["model"], row["seq"]))
-        if base is not None and base is not row:
-            shares = (row[key] / base[key] for key in ("mfu_percent", "published_mfu_percent"))
-            yield 100 * (next(shares) - next(shares))
+    off = [
+        100
+        * (
+            one["1f1b"]["after"] / one["1f1b-i"]["after"]
+            - one["1f1b"]["published"] / one["1f1b-i"]["published"]
+        )
+        for one in cells.values()
+    ]
+    assert min(off) > 0
+    yield f"the simulated gain of interleaved 1F1B over 1F1B is {median(off):.1f} points above the measured one (median of {len(off)})"
