@@ -77,6 +77,85 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
         assert (work / name).stat().st_size > 1000, name
 
 
+def calls_of(block: str) -> list[list[str]]:
+    """The calls of optpipe-sim in a shell block, after running what else is in it: files that it writes."""
+    for name, text in re.findall(
+        r"cat > (\S+) <<'END'\n(.*?)^END$", block, re.DOTALL | re.MULTILINE
+    ):
+        Path(name).write_text(text)
+    lines = block.replace("\\\n", " ").splitlines()
+    called = (line for line in lines if line.startswith("optpipe-sim "))
+    return [shlex.split(line, comments=True)[1:] for line in called]
+
+
+def test_the_tutorial_in_short_runs_in_order_and_agrees(cli, monkeypatch) -> None:
+    """Each command as it is printed, but for shorter searches; each answer goes on from the one before."""
+    from optpipe_sim.cli.commands.costs import family
+
+    monkeypatch.setattr(family, "FREE_S", 0.5)
+    monkeypatch.setattr(family, "LAYOUT_S", 1.0)
+    monkeypatch.setattr(sys, "argv", ["optpipe-sim"])
+    said: dict[str, list[str]] = {}
+    printed, calls = "", []
+    for kind, block in FENCE.findall(TUTORIAL):
+        if kind == "sh":
+            printed = ""
+            for call in calls_of(block):
+                if call[0] == "solve":
+                    call[call.index("--time-limit") + 1] = "2"
+                answer = cli(shlex.join(call))
+                assert answer.code == 0, f"{call}\n{answer.err}"
+                printed += answer.out
+                calls.append(call)
+                said.setdefault(call[0], []).append(answer.out)
+        elif kind == "text":
+            for line in filter(None, map(str.strip, block.splitlines())):
+                assert line in printed, f"not printed: {line}\n{printed}"
+    assert len(calls) >= 11
+
+    def time(answer: str) -> str:
+        """The time per iteration that the first line of an answer gives."""
+        found = re.search(r"([\d.]+ m?s) per iteration", answer.splitlines()[0])
+        assert found is not None, answer
+        return found[1]
+
+    # calibrated, today's run takes what was measured
+    today, calibrated = said["evaluate"]
+    assert time(calibrated) == "11 s" != time(today)
+    # the plan that advise tells is what is replayed and exported, with the microbatches that follow
+    profile, plan = load_profile("plan.yaml"), Schedule.load("plan.json")
+    replayed = simulate(plan, profile)
+    assert (
+        time(said["advise"][0]) == time(said["simulate"][0]) == format_time(replayed.iteration_ns)
+    )
+    assert replayed.iteration_ns < 11e9
+    asked = {call[call.index("-m") + 1] for call in calls if "-m" in call}
+    assert asked == {str(plan.shape.microbatches)}
+    options = re.search(r"^--tensor-model-parallel-size .*$", said["advise"][0], re.MULTILINE)
+    assert options is not None
+    assert options[0] in said["export"][-1]
+    # the plan that solve saves is what is checked, explained and drawn
+    best = Schedule.load("best.json")
+    found = simulate(best, profile, "60GiB")
+    assert check(best, profile, "60GiB") == []
+    assert {format_time(found.iteration_ns)} == {
+        time(said[name][-1]) for name in ("solve", "explain", "simulate")
+    }
+    fitting = re.search(r"Fastest that fits: \S+, ([\d.]+) s per iteration", said["compare"][0])
+    assert fitting is not None
+    if "not tried" not in said["solve"][0]:
+        assert found.iteration_ns <= float(fitting[1]) * 1e9 * 1.001
+    for name in (
+        "plan.png",
+        "best.png",
+        "warm-up.png",
+        "compare.png",
+        "best.csv",
+        "best.trace.json",
+    ):
+        assert Path(name).stat().st_size > 1000, name
+
+
 def block_after(page: str, heading: str) -> list[str]:
     """The lines of the first code block under a heading."""
     text = (ROOT / page).read_text()
