@@ -15,6 +15,7 @@ from experiments.ranking.ship import FOLDER, SHIPPED, text
 from experiments.ranking.summary import by_way, coverage, group, half_width, line
 from experiments.ranking.task import judged
 from optpipe_sim.costs.published import published
+from optpipe_sim.sim import simulate
 from optpipe_sim.study.tables import load_table
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -176,3 +177,20 @@ def test_intervals_hold_what_they_say_of_what_was_left_out(left_out, key) -> Non
     held, count = coverage([row for row in rows if group(row) == "schedules"], key)
     assert count > 150
     assert 0.7 <= held <= 0.9
+
+
+def test_longer_messages_would_explain_v_min_on_mi300s() -> None:
+    runs = {run.name: run for run in settings()["mi300-7b"].runs}
+
+    def over_1f1b(message_ns: int) -> float:
+        plain, least = (
+            simulate(run.schedule, replace(run.profile, occupancy_ns=message_ns, links="latency"))
+            for run in (runs["1f1b"], runs["v-min"])
+        )
+        return plain.makespan_ns / least.makespan_ns
+
+    assumed = runs["v-min"].profile.t_comm_ns
+    assert runs["1f1b"].time / runs["v-min"].time == pytest.approx(0.885, abs=0.001)
+    assert over_1f1b(assumed) > 1
+    assert over_1f1b(3 * assumed) < 0.93
+    assert over_1f1b(4 * assumed) == pytest.approx(0.885, abs=0.01)

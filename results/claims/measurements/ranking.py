@@ -57,6 +57,13 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" {left.settings}, ideal {line(ways[IDEAL]).right} of {line(ways[IDEAL]).settings}; differences are then"
         f" {_points(left.median_error)} points off in the median and {_points(max(left.errors))} at worst"
     )
+    published_ones = [row for row in ranked.values() if row["costs"] == "published"]
+    assert len({row["paper"] for row in published_ones}) == 1
+    others = line([row for row in ways[PAPER] if row["costs"] == "assumed"])
+    yield (
+        f"All {len(published_ones)} settings with published op times are of one paper and one cluster of A100s. In the {others.settings} others, their papers left"
+        f" out, the fastest is found, or one at most {little} slower, in {others.right}, and differences are {_points(others.median_error)} points off in the median."
+    )
     yield from _facts(ways)
     yield from _memory(ways[IDEAL])
     yield from _against(ways)
