@@ -140,10 +140,11 @@ def optpipe(
         options["time_limit"] = time
     found = solve(profile, microbatches, limit, **options)
     assert found.schedule is not None  # solve raises otherwise
+    assert found.trace is not None
     meta = {
         **found.schedule.meta,
         "status": found.status,
-        "objective": options.get("objective", "flush"),
+        "objective": found.trace.objective,
         "lower_bound_ns": found.lower_bound_ns,
         "bound": found.bound_name,
         "found_by": found.info["found_by"],

@@ -41,14 +41,15 @@ def _looked_up(schedule: Schedule, profile: CostProfile, treatment: np.ndarray) 
     """Return the costs of every op, whose activation has the `treatment` (ops,)."""
     kinds, stages, units = schedule.table.T
     slices = schedule.shape.slices
-    if slices == 1:
+    if slices == 1 and profile.alike:
         flat = np.ravel_multi_index((kinds, stages, treatment), profile.op_table.asks.shape)
         return OpCosts(*(array.ravel()[flat] for array in profile.op_table))
     whole = np.zeros((schedule.shape.stages, schedule.shape.units), np.int64)
     behind, _ = offloads_behind(schedule)
     whole[tuple(schedule.table[behind, 1:].T)] = 1
-    at = whole[stages, units], units % slices, kinds, stages, treatment
-    return OpCosts(*(array[at] for array in profile.slice_tables))
+    part = profile.parts_of(schedule.shape)[units]
+    at = whole[stages, units], part, kinds, stages, treatment
+    return OpCosts(*(array[at] for array in profile.part_tables))
 
 
 def offloads_behind(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
@@ -77,8 +78,8 @@ def moves_of_keys(schedule: Schedule, profile: CostProfile) -> tuple[np.ndarray,
     behind, forwards = offloads_behind(schedule)
     _, stages, units = schedule.table[behind].T
     treatment = treatments(schedule, profile)[stages, units]
-    part = units % schedule.shape.slices
-    moved = profile.slice_tables.released_bytes[:, part, O, stages, treatment]
+    part = profile.parts_of(schedule.shape)[units]
+    moved = profile.part_tables.released_bytes[:, part, O, stages, treatment]
     takes = moved[0] < moved[1]
     return behind[takes], forwards[takes]
 

@@ -70,13 +70,10 @@ def make_table(stages: Sequence[StageCost], early: bool = False) -> OpTable:
     return table
 
 
-def make_slice_tables(stages: Sequence[StageCost], slices: int) -> OpTable:
-    """Return the tables of all slices: arrays (2, slices, kinds, stages, treatments), the first index
-    is 0 for copies that leave keys and values on the device, 1 for copies that include them."""
-    tables = [
-        [make_table([cost.slices[at] for cost in stages], early) for at in range(slices)]
-        for early in (True, False)
-    ]
+def make_part_tables(stages: Sequence[Sequence[StageCost]]) -> OpTable:
+    """Return the tables of the parts that units of work are made of, each with its `stages`: arrays (2, parts, kinds,
+    stages, treatments); the first index is 0 for copies that leave keys and values on the device, 1 for copies that include them."""
+    tables = [[make_table(part, early) for part in stages] for early in (True, False)]
     return OpTable(*(np.array([[part[at] for part in row] for row in tables]) for at in range(4)))
 
 
@@ -117,7 +114,7 @@ def _recompute_inside(
 def _recompute_apart(
     table: OpTable, stage: int, treatment: int, cost: StageCost, level: RecomputeLevel
 ) -> None:
-    table.duration_ns[C, stage, treatment] = level.t_ns
+    table.duration_ns[C, stage, treatment] = level.t_ns + cost.overhead_ns
     table.allocated_bytes[C, stage, treatment] = cost.act_bytes - level.keep_bytes
     table.asks[C, stage, treatment] = True
 

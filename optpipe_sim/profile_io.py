@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from .errors import InvalidSchedule, ProfileError
+from .execution import load_execution
 from .files import plain, read_mapping
 from .profile import CostProfile
 from .profile.items import MOST_ITEMS, Item, StageMaker, even_counts
@@ -17,7 +18,7 @@ from .profile.parts import join
 from .profile.writing import profile_to_json as profile_to_json
 from .profile.writing import save_profile as save_profile
 from .schedule.shape import require_stages
-from .stage_cost import RecomputeLevel, StageCost, transfer_ns
+from .stage_cost import RecomputeLevel, StageCost, transfer_ns, with_overhead
 from .units import BYTE_UNITS, TIME_UNITS, Reader, is_plain
 
 LONGEST_NAME = 255  # as of a file
@@ -81,6 +82,7 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
         section = Reader(reader.take("offload"), "offload")
         offload, stages, items = read_offload(section, devices, stages, items)
     reader.take("offload")
+    overhead = reader.amount("t_overhead", TIME_UNITS) or 0
     meta = reader.take("meta", {})
     if not isinstance(meta, Mapping):
         raise reader.fail("meta", f"expected a mapping, got {meta!r}")
@@ -89,20 +91,23 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
         devices=devices,
         chunks=chunks,
         placement=reader.take("placement", "loop"),
-        stages=tuple(stages),
+        stages=tuple(with_overhead(cost, overhead) for cost in stages),
         latency_ns=latency_ns,
         occupancy_ns=occupancy_ns,
         links=reader.take("links", "latency"),
         offload=offload,
         memory_limit=limit,
         slices=slices,
+        microbatch_time=_factors(reader, "microbatch_time"),
+        microbatch_bytes=_factors(reader, "microbatch_bytes"),
+        execution=load_execution(reader.take("execution", "ideal")),
         meta=plain(dict(meta)),
         items=items,
         memory_unknown=unknown,
     )
     reader.finish(
-        "name, devices, chunks, placement, stages, slices, t_comm_ms, links, offload, memory_limit_gib, items,"
-        " memory_unknown, meta"
+        "name, devices, chunks, placement, stages, slices, t_comm_ms, links, offload, memory_limit_gib, t_overhead_us,"
+        " microbatch_time, microbatch_bytes, execution, items, memory_unknown, meta"
         " (times end in _s, _ms, _us or _ns; bytes in _bytes, _mib or _gib)"
     )
     return profile
@@ -304,6 +309,16 @@ def _comm(reader: Reader) -> tuple[int, int]:
     if size and bandwidth is None:
         raise inner.fail("gb_per_s", "missing: the bandwidth that carries message_*")
     return latency, transfer_ns(size, bandwidth_of(inner, "gb_per_s", bandwidth)) if size else 0
+
+
+def _factors(reader: Reader, key: str) -> tuple[Any, ...] | None:
+    """Return the factors of the microbatches, or None."""
+    given = reader.take(key)
+    if given is None:
+        return None
+    if not isinstance(given, list):
+        raise reader.fail(key, f"expected a list with a factor per microbatch, got {given!r}")
+    return tuple(given)
 
 
 def _limit(reader: Reader, devices: int) -> tuple[int, ...] | None:

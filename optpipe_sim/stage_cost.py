@@ -90,6 +90,9 @@ class StageCost:
     sequences are cut, `slices` has the cost of each slice in order (see `join`), and the numbers of
     the stage are those of a whole microbatch; `kv_bytes` of a slice's act are its keys and values,
     which later slices read.
+
+    Times are those of ops as they run. `overhead_ns` of each is what its kernels do not take (launches, the host): it stays whole
+    where the stage divides, merges or works on a smaller microbatch. A level's `t_ns` is without it.
     """
 
     t_f_ns: int
@@ -107,6 +110,7 @@ class StageCost:
     splits: bool = True
     kv_bytes: int = 0
     slices: tuple[StageCost, ...] = ()
+    overhead_ns: int = 0
 
     def __post_init__(self) -> None:
         if not self.splits and (self.t_w_ns or self.w_bytes or self.t_bw_ns is not None):
@@ -173,7 +177,9 @@ class StageCost:
     @property
     def fused_ns(self) -> int:
         """The duration of BW."""
-        return self.t_b_ns + self.t_w_ns if self.t_bw_ns is None else self.t_bw_ns
+        if self.t_bw_ns is not None:
+            return self.t_bw_ns
+        return self.t_b_ns + self.t_w_ns - (self.overhead_ns if self.splits else 0)
 
     @property
     def work_ns(self) -> int:
@@ -181,9 +187,67 @@ class StageCost:
         return self.t_f_ns + min(self.t_b_ns + self.t_w_ns, self.fused_ns)
 
 
+def with_overhead(cost: StageCost, overhead_ns: int) -> StageCost:
+    """Return a stage each of whose compute ops takes so much longer, slice by slice; see `StageCost.overhead_ns`."""
+    if not overhead_ns:
+        return cost
+    count = max(1, len(cost.slices))
+    more = count * overhead_ns
+    return replace(
+        cost,
+        t_f_ns=cost.t_f_ns + more,
+        t_b_ns=cost.t_b_ns + more,
+        t_w_ns=cost.t_w_ns + (more if cost.splits else 0),
+        t_bw_ns=None if cost.t_bw_ns is None else cost.t_bw_ns + more,
+        overhead_ns=cost.overhead_ns + more,
+        slices=tuple(with_overhead(part, overhead_ns) for part in cost.slices),
+    )
+
+
+def without_overhead(cost: StageCost) -> StageCost:
+    """Return what the kernels of a stage take: the stage as it divides and merges."""
+    return with_overhead(cost, -cost.overhead_ns // max(1, len(cost.slices)))
+
+
+def for_factors(cost: StageCost, time: Fraction, size: Fraction) -> StageCost:
+    """Return what a stage costs on a microbatch that differs, slice by slice: the times of compute ops multiplied by `time`
+    (but for the overhead in them), sizes and the times of copies by `size`, each product rounded half up.
+
+    Raises:
+        ProfileError: for a factor that leaves an op no time.
+    """
+    if cost.slices:  # their sum, the whole, is of no interest
+        return replace(cost, slices=tuple(for_factors(part, time, size) for part in cost.slices))
+    bare = without_overhead(cost)
+    levels = [
+        replace(
+            level,
+            t_ns=_product(level.t_ns, time) or 0,
+            keep_bytes=_product(level.keep_bytes, size) or 0,
+            work_bytes=_product(level.work_bytes, size),
+            b_work_bytes=_product(level.b_work_bytes, size),
+        )
+        for level in bare.recompute
+    ]
+    changed: dict[str, Any] = {"recompute": tuple(levels)}
+    for key in _OF_WORK:
+        changed[key] = _product(getattr(bare, key), time)
+    for key in _OF_SIZE:
+        changed[key] = _product(getattr(bare, key), size)
+    return with_overhead(replace(bare, **changed), cost.overhead_ns)
+
+
+def _product(value: int | None, factor: Fraction) -> int | None:
+    return None if value is None else round_half_up(value * factor)
+
+
+_OF_WORK = ("t_f_ns", "t_b_ns", "t_w_ns", "t_bw_ns")
+_OF_SIZE = ("act_bytes", "w_bytes", "offload_bytes", "kv_bytes", "t_offload_ns", "t_reload_ns")
 _POSITIVE = ("t_f_ns", "t_b_ns", "t_bw_ns", "layers")
 AMOUNTS = tuple(
-    entry.name for entry in fields(StageCost) if entry.name not in ("recompute", "splits", "slices")
+    entry.name
+    for entry in fields(StageCost)
+    if entry.name not in ("recompute", "splits", "slices", "overhead_ns")
 )
 
 

@@ -213,6 +213,11 @@ def is_plain(text: str) -> bool:
     return not any(ord(sign) < 32 or ord(sign) == 127 for sign in text)
 
 
+def as_number(value: Fraction) -> int | float:
+    """Return an exact number as a file writes it: a whole number, or the float nearest to it."""
+    return value.numerator if value.denominator == 1 else float(value)
+
+
 def counted(number: int, thing: str, things: str = "") -> str:
     """``1 device``, ``2 devices``."""
     return f"{number} {thing if number == 1 else things or f'{thing}s'}"

@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LAYERS = (
     {"codes", "errors", "ops", "version"},
     {"units", "files", "yaml_text", "spread", "processes"},
-    {"compiled"},
+    {"compiled", "execution"},
     {
         "stage_cost",
         "schedule",

@@ -17,9 +17,11 @@ s_1.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..execution import IDEAL
 from ..profile import CostProfile
 from ..stage_cost import StageCost
 from . import slices
@@ -63,6 +65,17 @@ def lower_bound(
     Raises:
         OptPipeError: for another objective.
     """
+    if profile.execution != IDEAL:  # of schedules that split backwards, and of those that do not
+        ways = (profile.issued(splits) for splits in (False, True))
+        found = [lower_bound(one, microbatches, objective, memory_limit) for one in ways]
+        return min(found, key=lambda bound: bound.ns)
+    if not profile.alike:
+        return max(
+            lower_bound(profile.lightest, microbatches, objective, memory_limit),
+            Bound(naive(profile, microbatches, objective), "work"),
+            Bound(one_microbatch(profile, objective), "one microbatch"),
+            key=lambda bound: bound.ns,
+        )
     if profile.slices > 1:
         return Bound(*slices.best(profile, microbatches, objective, memory_limit))
     bounds = [
@@ -81,12 +94,15 @@ def naive(profile: CostProfile, microbatches: int, objective: str = "flush") -> 
     the device works for at least m work(d). A span has no such head start. Where links are blocking
     it sends all its messages as well, of a span all but that of its last backward.
     """
-    chains = Chains(profile, objective)
+    chains = Chains(profile.lightest, objective)
+    shares = Counter(profile.factors) or {profile.classes[0]: microbatches}
+    costs = [(count, profile.stages_of(*factors)) for factors, count in shares.items()]
     best = 0
     for stages in chains.stages_of.values():
         sends = [sum(chains.sends(s)) for s in stages]
         last = chains.sends(stages[0])[1] if objective == "span" else 0
-        work = microbatches * (chains.work(stages) + sum(sends)) - last
+        own = sum(count * sum(each[s].work_ns for s in stages) for count, each in costs)
+        work = own + microbatches * sum(sends) - last
         best = max(best, chains.head(stages[0]) + work)
     return best
 
@@ -98,6 +114,8 @@ def one_microbatch(profile: CostProfile, objective: str = "flush") -> int:
     follow one another, messages between. For the makespan a = 0 and any b; for a span a = b, the
     lowest stage of a device: both ends of the chain are ops of that device.
     """
+    if not profile.alike:
+        return max(one_microbatch(profile.of_class(*one), objective) for one in profile.classes)
     chains = Chains(profile, objective)
     if objective == "span":
         return max(

@@ -206,8 +206,8 @@ def _released(profile: CostProfile, stages: Sequence[int], window_ns: int) -> in
     """Return the most bytes that a device's O's release in a given time; None if some take no time."""
     if profile.offload is None or window_ns <= 0:
         return 0
-    durations = profile.slice_tables.duration_ns[:, :, O][:, :, list(stages)]
-    moved = profile.slice_tables.released_bytes[:, :, O][:, :, list(stages)]
+    durations = profile.part_tables.duration_ns[:, :, O][:, :, list(stages)]
+    moved = profile.part_tables.released_bytes[:, :, O][:, :, list(stages)]
     pairs = [(int(b), int(t)) for b, t in zip(moved.flat, durations.flat, strict=True) if b]
     if any(t == 0 for _, t in pairs):
         return None

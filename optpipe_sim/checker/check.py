@@ -15,6 +15,7 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..stage_cost import StageCost
 from ..units import Size, format_sizes, format_time
+from .costs import parts_of
 from .ops import circle, completeness, level_problems, link_problems, split_problems
 from .stepped import static, step_through
 from .times import check_times, host_problems
@@ -44,6 +45,7 @@ def check(
     require("profile", profile, CostProfile, "read one with load_profile(PATH)")
     try:
         profile = profile.for_shape(schedule.shape)
+        profile = profile.issued(schedule.issued_split)
     except (InvalidSchedule, ProfileError) as error:
         return [str(error)]
     problems = completeness(schedule) + level_problems(schedule, profile)
@@ -88,23 +90,7 @@ def _too_small(profile: CostProfile, limits: Sequence[int]) -> list[str]:
     """Return the limits below the need of one microbatch passing through the stages of a device."""
     problems = []
     for device, limit in enumerate(limits):
-        least = static(profile, device)
-        stays = [least] * profile.slices  # of the stages before, of the slices up to each
-        for cost, owner in zip(profile.stages, profile.placement, strict=True):
-            if owner != device:
-                continue
-            before = so_far = 0
-            for at, part in enumerate(cost.slices or (cost,)):
-                movable = (part.offload_bytes or 0) if profile.offload is not None else 0
-                running, waiting, unread = part.act_bytes, part.act_bytes, part.act_bytes
-                for kept, work in [(part.act_bytes, 0), *_kept_and_work(part)]:
-                    running = min(running, kept + work)
-                    waiting = min(waiting, max(kept - movable, 0))
-                    unread = min(unread, max(kept - movable, part.kv_bytes))
-                least = max(least, stays[at] + before + running)
-                before += unread  # its keys and values stay until the last slice has read them
-                so_far += waiting
-                stays[at] += so_far
+        least = max(_least(profile, device, factors) for factors in range(len(profile.classes)))
         if limit < least:
             stated, needed = format_sizes(limit, least)
             problems.append(
@@ -112,3 +98,25 @@ def _too_small(profile: CostProfile, limits: Sequence[int]) -> list[str]:
                 " one microbatch needs"
             )
     return problems
+
+
+def _least(profile: CostProfile, device: int, factors: int) -> int:
+    """Return what one microbatch of a class needs on a device, while it passes through its stages."""
+    least = static(profile, device)
+    stays = [least] * profile.slices  # of the stages before, of the slices up to each
+    for stage, owner in enumerate(profile.placement):
+        if owner != device:
+            continue
+        before = so_far = 0
+        for at, part in enumerate(parts_of(profile, stage, profile.classes[factors])):
+            movable = (part.offload_bytes or 0) if profile.offload is not None else 0
+            running, waiting, unread = part.act_bytes, part.act_bytes, part.act_bytes
+            for kept, work in [(part.act_bytes, 0), *_kept_and_work(part)]:
+                running = min(running, kept + work)
+                waiting = min(waiting, max(kept - movable, 0))
+                unread = min(unread, max(kept - movable, part.kv_bytes))
+            least = max(least, stays[at] + before + running)
+            before += unread  # its keys and values stay until the last slice has read them
+            so_far += waiting
+            stays[at] += so_far
+    return least

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 
 from ..ops import BW, B, C, F, O, Op, R, SliceOp, W, dependencies
@@ -11,12 +12,61 @@ from ..schedule import Schedule
 from ..stage_cost import RecomputeLevel, StageCost
 from ..units import round_half_up
 
+_SAME = (Fraction(1), Fraction(1))
+
+
+def parts_of(
+    profile: CostProfile, stage: int, factors: tuple[Fraction, Fraction]
+) -> tuple[StageCost, ...]:
+    """Return what each slice of a microbatch with these (time, bytes) factors costs a stage, its ops without their overhead."""
+    cost = profile.stages[stage]
+    return tuple(_part(one, *factors) for one in cost.slices or (cost,))
+
+
+def _part(cost: StageCost, time: Fraction, size: Fraction) -> StageCost:
+    beside = cost.overhead_ns
+
+    def work(value: int) -> int:
+        return round_half_up((value - beside) * time)
+
+    def by(value: int, factor: Fraction) -> int:
+        return round_half_up(value * factor)
+
+    def held(value: int | None) -> int | None:
+        return None if value is None else by(value, size)
+
+    return replace(
+        cost,
+        overhead_ns=0,
+        t_f_ns=work(cost.t_f_ns),
+        t_b_ns=work(cost.t_b_ns),
+        t_w_ns=work(cost.t_w_ns) if cost.splits else 0,
+        t_bw_ns=None if cost.t_bw_ns is None else work(cost.t_bw_ns),
+        act_bytes=by(cost.act_bytes, size),
+        w_bytes=by(cost.w_bytes, size),
+        kv_bytes=by(cost.kv_bytes, size),
+        offload_bytes=held(cost.offload_bytes),
+        t_offload_ns=held(cost.t_offload_ns),
+        t_reload_ns=held(cost.t_reload_ns),
+        recompute=tuple(
+            replace(
+                level,
+                t_ns=by(level.t_ns, time),
+                keep_bytes=by(level.keep_bytes, size),
+                work_bytes=held(level.work_bytes),
+                b_work_bytes=held(level.b_work_bytes),
+            )
+            for level in cost.recompute
+        ),
+    )
+
 
 class Costs:
     """Durations, allocations and releases of the ops of a schedule, op by op, by the definition."""
 
     def __init__(self, schedule: Schedule, profile: CostProfile) -> None:
         self.profile = profile
+        self.parts: dict[tuple[int, tuple[Fraction, Fraction]], tuple[StageCost, ...]] = {}
         self.levels = schedule.recompute
         ops = {op for program in schedule.programs for op in program}
         self.apart = {op[1:] for op in ops if op.kind is C}
@@ -33,8 +83,12 @@ class Costs:
                     self.read.add(op[1:])
 
     def cost(self, op: Op) -> StageCost:
-        stage = self.profile.stages[op.stage]
-        return stage if op.slice is None else stage.slices[op.slice]
+        """Return what a stage costs on the microbatch, or slice of it, of an op; times have no overhead."""
+        factors = self.profile.factors[op.microbatch] if self.profile.factors else _SAME
+        key = op.stage, factors
+        if key not in self.parts:
+            self.parts[key] = parts_of(self.profile, *key)
+        return self.parts[key][op.slice or 0]
 
     def level_name(self, op: Op) -> str | None:
         """Return the level of recomputation of an op's activation; an entry for it alone takes precedence."""
@@ -98,12 +152,13 @@ class Costs:
                 return time
             return round_half_up(Fraction(time * self.moved(op), whole))
         fused = cost.t_b_ns + cost.t_w_ns if cost.t_bw_ns is None else cost.t_bw_ns
+        beside = self.profile.overhead_ns
         return {
-            F: cost.t_f_ns,
-            B: cost.t_b_ns + inside,
-            W: cost.t_w_ns,
-            BW: fused + inside,
-            C: again,
+            F: cost.t_f_ns + beside,
+            B: cost.t_b_ns + inside + beside,
+            W: cost.t_w_ns + beside,
+            BW: fused + inside + beside,
+            C: again + beside,
         }[op.kind]
 
     def asks(self, op: Op) -> bool:

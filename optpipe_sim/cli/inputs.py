@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import InvalidSchedule, OptPipeError, ProfileError
+from ..execution import load_execution
 from ..files import read_mapping
 from ..frameworks.torch_csv import load_schedule
 from ..names import build, parse_name
@@ -21,8 +22,12 @@ from ..trace.files import FORMAT as TRACE_FORMAT
 
 
 def read_profile(arguments: argparse.Namespace) -> CostProfile:
-    """Read the profile; the limit of the command line replaces its own."""
+    """Read the profile; the limit and the execution of the command line replace its own."""
     profile = load_profile(arguments.profile)
+    execution = getattr(arguments, "execution", None)
+    if execution is not None:
+        with named(execution="--execution"):
+            profile = replace(profile, execution=load_execution(execution))
     limit = getattr(arguments, "memory_limit", None)
     return (
         profile
@@ -57,7 +62,7 @@ def read_trace(
     does not fit, if so.
 
     Args:
-        objective: None: what the schedule was solved for, or flush.
+        objective: None: what the schedule was solved for, or what an iteration takes under the profile's execution.
     """
     data = read_mapping(text) if is_file(text) and not text.endswith(".csv") else {}
     if data.get("format") == TRACE_FORMAT:
@@ -68,7 +73,7 @@ def read_trace(
     schedule = read_schedule(text, microbatches, profile)
     if not is_file(text):
         schedule.meta.setdefault("name", text)
-    chosen = objective or schedule.meta.get("objective", "flush")
+    chosen = objective or schedule.meta.get("objective")
     return simulate_or_report(schedule, profile, objective=chosen)
 
 

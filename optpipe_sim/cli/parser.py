@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from ..errors import OptPipeError, hint_for, one_line
 from ..version import __version__
-from .commands.costs import advise, estimate, evaluate, imports, machines, models, profile
+from .commands.costs import (
+    advise,
+    estimate,
+    evaluate,
+    executions,
+    imports,
+    machines,
+    models,
+    profile,
+)
 from .commands.replay import check, compare, explain, export, report, simulate
 from .commands.runs import confirm, train
 from .commands.search import cache, frontier, solve
@@ -46,6 +55,7 @@ COMMANDS: dict[str, Command] = {
     "profile": profile,
     "models": models,
     "machines": machines,
+    "executions": executions,
     "confirm": confirm,
     "train": train,
     "sweep": sweep,

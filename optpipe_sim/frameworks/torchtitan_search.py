@@ -104,7 +104,8 @@ def best(
         schedule = solved.schedule
         if level is not None:
             schedule = with_level(schedule, plain, level, apart=False)
-        trace = replace(replay_unlimited(schedule, plain), objective=options.objective)
+        trace = replay_unlimited(schedule, plain)
+        trace = replace(trace, objective=options.objective or trace.objective)
         if trace.fits:
             found.append((trace.cost_ns, level, trace))
     if not found:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import cached_property, partial
 from math import gcd
 from typing import Any
@@ -14,9 +15,17 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidSchedule, ProfileError
-from ..op_table import KEEP, OpTable, make_slice_tables, make_table
+from ..execution import IDEAL, LINKS, Execution, Issue, family_of
+from ..op_table import KEEP, OpTable, make_part_tables, make_table
 from ..schedule.shape import Shape, expand_placement
-from ..stage_cost import MAX_TIME_NS, RecomputeLevel, StageCost
+from ..stage_cost import (
+    MAX_TIME_NS,
+    RecomputeLevel,
+    StageCost,
+    for_factors,
+    with_overhead,
+    without_overhead,
+)
 from ..units import (
     LEAST_PLAIN,
     Size,
@@ -33,7 +42,9 @@ from .items import Item
 from .offload import Nvme as Nvme
 from .offload import Offload as Offload
 from .offload import check_offload
-from .parts import change, check_slices, cut_sequence, deal, regroup
+from .parts import change, check_slices, cut_sequence, deal, join, regroup
+
+MAX_FACTOR = 10**6  # of a microbatch that differs
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,9 @@ class CostProfile:
             ``blocking`` (the sender computes nothing while it sends).
         offload: copy engines and host links; None: no offloading.
         memory_limit: bytes per device, or None.
+        microbatch_time, microbatch_bytes: a factor per microbatch, of the times of compute ops (but for the overhead), and of sizes
+            and the times of copies; None: all 1. A schedule then needs as many microbatches.
+        execution: how a trainer issues the work; see `issued`.
         slices: into how many slices the sequence of a microbatch is cut; with more than one, every
             stage has the cost of each (`StageCost.slices`).
         meta: provenance and notes; plain data, not part of the costs. `items`: the model by layers.
@@ -71,6 +85,9 @@ class CostProfile:
     offload: Offload | None = None
     memory_limit: tuple[int, ...] | None = None
     slices: int = 1
+    microbatch_time: tuple[Fraction, ...] | None = None
+    microbatch_bytes: tuple[Fraction, ...] | None = None
+    execution: Execution = IDEAL
     meta: dict[str, Any] = field(default_factory=dict, compare=False)
     items: tuple[Item, ...] = field(default=(), compare=False)
     memory_unknown: str = ""
@@ -95,8 +112,8 @@ class CostProfile:
             raise ProfileError(f"slices: not every stage has the costs of {self.slices}")
         for cost in self.stages:
             check_slices(cost)
-        if self.links not in ("latency", "serial", "blocking"):
-            raise ProfileError(f"links: expected latency, serial or blocking, got {self.links!r}")
+        if self.links not in LINKS:
+            raise ProfileError(f"links: expected {', '.join(LINKS)}, got {self.links!r}")
         for key in ("latency_ns", "occupancy_ns"):
             if not 0 <= getattr(self, key) <= MAX_TIME_NS:
                 raise ProfileError(
@@ -111,6 +128,30 @@ class CostProfile:
             object.__setattr__(self, "memory_limit", limit)
         if self.offload is not None:
             check_offload(self.offload, self.devices, self.stages, self.placement)
+        self._settle_factors()
+
+    def _settle_factors(self) -> None:
+        """Check the factors of microbatches; factors that are all 1 are as none."""
+        for key in ("microbatch_time", "microbatch_bytes"):
+            given = getattr(self, key)
+            if given is None:
+                continue
+            try:
+                factors = tuple(map(exact, given))
+            except (TypeError, ValueError) as error:
+                raise ProfileError(f"{key}: expected a list of numbers: {error}") from None
+            wrong = next((at for at, one in enumerate(factors) if not 0 < one <= MAX_FACTOR), None)
+            if wrong is not None or not factors:
+                what = (
+                    f"[{wrong}]: must be above 0 and at most {MAX_FACTOR}" if factors else ": empty"
+                )
+                raise ProfileError(f"{key}{what}")
+            object.__setattr__(self, key, None if set(factors) == {1} else factors)
+        time, size = self.microbatch_time, self.microbatch_bytes
+        if time is not None and size is not None and len(time) != len(size):
+            raise ProfileError(
+                f"microbatch_bytes: lists {len(size)} microbatches, microbatch_time {len(time)}"
+            )
 
     def __repr__(self) -> str:
         each = self.stages[0]
@@ -153,10 +194,69 @@ class CostProfile:
         """Duration, allocation and release of every op, by kind, stage and treatment."""
         return make_table(self.stages)
 
+    @property
+    def alike(self) -> bool:
+        """Whether all microbatches cost the same."""
+        return self.microbatch_time is None and self.microbatch_bytes is None
+
     @cached_property
-    def slice_tables(self) -> OpTable:
-        """The same slice by slice; see `op_table.make_slice_tables`."""
-        return make_slice_tables(self.stages, self.slices)
+    def factors(self) -> tuple[tuple[Fraction, Fraction], ...]:
+        """The (time, bytes) factors of the microbatches, one entry per microbatch; empty where all are alike."""
+        count = len(self.microbatch_time or self.microbatch_bytes or ())
+        ones = (Fraction(1),) * count
+        return tuple(zip(self.microbatch_time or ones, self.microbatch_bytes or ones, strict=True))
+
+    @cached_property
+    def classes(self) -> tuple[tuple[Fraction, Fraction], ...]:
+        """The factors that occur: microbatches with the same ones cost the same."""
+        return tuple(dict.fromkeys(self.factors)) or ((Fraction(1), Fraction(1)),)
+
+    def stages_of(self, time: Fraction, size: Fraction) -> tuple[StageCost, ...]:
+        """Return what the stages cost on a microbatch with these factors.
+
+        Raises:
+            ProfileError: for a factor that leaves an op no time.
+        """
+        if time == size == 1:
+            return self.stages
+        try:
+            return tuple(for_factors(one, time, size) for one in self.stages)
+        except ProfileError as error:
+            raise ProfileError(
+                f"microbatch_time: a microbatch of {float(time):g}: {error}"
+            ) from None
+
+    def of_class(self, time: Fraction, size: Fraction) -> CostProfile:
+        """Return the profile of microbatches that all have these factors."""
+        if self.alike:
+            return self
+        stages = self.stages_of(time, size)
+        return replace(self, stages=stages, microbatch_time=None, microbatch_bytes=None)
+
+    @cached_property
+    def lightest(self) -> CostProfile:
+        """The profile as if every microbatch had the least factors: a bound on its schedules holds for those of this one."""
+        times, sizes = zip(*self.classes, strict=True)
+        return self.of_class(min(times), min(sizes))
+
+    @cached_property
+    def part_tables(self) -> OpTable:
+        """The same for each part of the work that has costs of its own, a slice of a class of microbatches:
+        arrays (2, classes * slices, kinds, stages, treatments); see `op_table.make_part_tables`."""
+        parts = []
+        for time, size in self.classes:
+            stages = self.stages_of(time, size)
+            parts += [
+                [(cost.slices or (cost,))[at] for cost in stages] for at in range(self.slices)
+            ]
+        return make_part_tables(parts)
+
+    def parts_of(self, shape: Shape) -> np.ndarray:
+        """Return (units,) the part of each unit of a shape: its place in `part_tables`."""
+        units = np.arange(shape.units)
+        number = {factors: at for at, factors in enumerate(self.classes)}
+        classes = np.array([number[one] for one in self.factors] or [0] * shape.microbatches)
+        return classes[units // self.slices] * self.slices + units % self.slices
 
     @property
     def durations_ns(self) -> np.ndarray:
@@ -196,17 +296,23 @@ class CostProfile:
         run there. One microbatch at a time needs no more than that, unless devices with several chunks run slices.
         """
         least, offloads = list(self.static_bytes), self.offload is not None
-        rest = [[static] * self.slices for static in self.static_bytes]  # up to each slice
-        for cost, device in zip(self.stages, self.placement, strict=True):
-            own = waiting = 0  # of the slices before; own keys and values stay until the last F
-            for at, part in enumerate(cost.slices or (cost,)):
-                least[device] = max(
-                    least[device], rest[device][at] + own + part.least_running_bytes
-                )
-                own += part.least_waiting_bytes(offloads, leaves=part.kv_bytes)
-                waiting += part.least_waiting_bytes(offloads)
-                rest[device][at] += waiting
+        for time, size in self.classes:
+            rest = [[static] * self.slices for static in self.static_bytes]  # up to each slice
+            for cost, device in zip(self.stages_of(time, size), self.placement, strict=True):
+                own = waiting = 0  # of the slices before; own keys and values stay until the last F
+                for at, part in enumerate(cost.slices or (cost,)):
+                    least[device] = max(
+                        least[device], rest[device][at] + own + part.least_running_bytes
+                    )
+                    own += part.least_waiting_bytes(offloads, leaves=part.kv_bytes)
+                    waiting += part.least_waiting_bytes(offloads)
+                    rest[device][at] += waiting
         return tuple(least)
+
+    @property
+    def overhead_ns(self) -> int:
+        """The part of the time of every compute op that its kernels do not take; see `StageCost`."""
+        return max(cost.overhead_ns for cost in self.stages) // self.slices
 
     @property
     def shares_copy_engine(self) -> bool:
@@ -284,6 +390,50 @@ class CostProfile:
                 " out, or give act and static of each stage in the profile, and no memory_unknown"
             )
 
+    # -- how a trainer issues it ------------------------------------------------------------------
+
+    def issue(self, splits: bool) -> Issue:
+        """Return how schedules of these chunks are issued, with backwards split into B and W or not."""
+        return self.execution.issue(family_of(self.chunks, splits))
+
+    @property
+    def objective(self) -> str:
+        """What the time of an iteration is for plans that may split backwards: ``flush`` or ``span``; see `Issue`."""
+        return self.issue(any(cost.splits for cost in self.stages)).objective
+
+    def issued(self, splits: bool) -> CostProfile:
+        """Return the costs of an ideal machine on which a schedule takes as long as its execution takes on this one.
+
+        Its execution is ideal, and named in its `meta`. `splits`: whether any backward is split into B and W.
+        """
+        if self.execution == IDEAL:
+            return self
+        issue = self.issue(splits)
+
+        def later(cost: StageCost) -> StageCost:
+            if cost.slices:
+                return join([later(part) for part in cost.slices], cost.static_bytes, cost.layers)
+            if cost.splits and issue.split != 1:
+                own, again = cost.overhead_ns, issue.split
+                cost = replace(
+                    cost,
+                    t_b_ns=round_half_up((cost.t_b_ns - own) * again) + own,
+                    t_w_ns=round_half_up((cost.t_w_ns - own) * again) + own,
+                    t_bw_ns=cost.fused_ns,
+                )
+            return with_overhead(cost, issue.op_ns)
+
+        links = issue.links or self.links
+        extra = {"occupancy_ns" if links != "latency" else "latency_ns": issue.message_ns}
+        return replace(
+            self,
+            stages=tuple(map(later, self.stages)),
+            links=links,
+            **{key: getattr(self, key) + value for key, value in extra.items()},
+            execution=IDEAL,
+            meta={**self.meta, "execution": self.execution.notes},
+        )
+
     # -- other shapes -----------------------------------------------------------------------------
 
     def shape(self, microbatches: int) -> Shape:
@@ -311,7 +461,8 @@ class CostProfile:
             return self
         shared = gcd(chunks, self.chunks)
         size, parts = self.chunks // shared, chunks // shared
-        runs = [self.stages[at : at + size] for at in range(0, len(self.stages), size)]
+        bare = [without_overhead(cost) for cost in self.stages]
+        runs = [bare[at : at + size] for at in range(0, len(bare), size)]
         stages: list[StageCost] = []
         for at, (run, dealt) in enumerate(zip(runs, deal(runs, parts, placed), strict=True)):
             try:
@@ -319,7 +470,12 @@ class CostProfile:
             except ProfileError as error:
                 where = f"stages[{at * size}]"
                 raise ProfileError(f"{where}: {error}{self._chunks_hint(chunks)}") from None
-        return replace(self, chunks=chunks, placement=placed, stages=tuple(stages))
+        return replace(
+            self,
+            chunks=chunks,
+            placement=placed,
+            stages=tuple(with_overhead(cost, self.overhead_ns) for cost in stages),
+        )
 
     @cached_property
     def most_chunks(self) -> int | None:
@@ -350,13 +506,28 @@ class CostProfile:
         """Return the profile with the chunks, placement and slices of a schedule's shape.
 
         Raises:
-            InvalidSchedule: where the number of devices differs; for other slices, `with_slices`.
+            InvalidSchedule: where the number of devices, or of microbatches that differ, is another; for other slices,
+                `with_slices`.
         """
         if shape.devices != self.devices:
             raise InvalidSchedule(
                 f"the schedule is for {shape.devices} devices, the profile {self.name} has {self.devices}"
             )
+        self.require_microbatches(shape.microbatches)
         return self.with_slices(shape.slices).rechunk(shape.chunks, shape.placement)
+
+    def require_microbatches(self, count: int) -> None:
+        """Refuse a number of microbatches other than that of the factors, where microbatches differ.
+
+        Raises:
+            InvalidSchedule: says how many there are.
+        """
+        if not self.alike and len(self.factors) != count:
+            key = "microbatch_time" if self.microbatch_time is not None else "microbatch_bytes"
+            known = counted(len(self.factors), "microbatch", "microbatches")
+            raise InvalidSchedule(
+                f"{key}: the profile {self.name} has the factors of {known}, not of {count}"
+            )
 
     def with_slices(self, slices: int) -> CostProfile:
         """Return the profile with whole sequences, or with ones cut into so many equal slices.
@@ -368,16 +539,18 @@ class CostProfile:
             return self
         if slices < 1:
             raise InvalidSchedule(f"slices: must be at least 1, got {slices}")
+        bare = [without_overhead(cost) for cost in self.stages]
         if slices == 1:
-            stages = tuple(replace(cost, slices=()) for cost in self.stages)
+            stages = [replace(cost, slices=()) for cost in bare]
         elif self.slices == 1:
-            stages = tuple(cut_sequence(cost, slices) for cost in self.stages)
+            stages = [cut_sequence(cost, slices) for cost in bare]
         else:
             raise InvalidSchedule(
                 f"slices: the profile {self.name} has the costs of {self.slices} slices, not of"
                 f" {slices}"
             )
-        return replace(self, slices=slices, stages=stages)
+        whole = tuple(with_overhead(cost, self.overhead_ns) for cost in stages)
+        return replace(self, slices=slices, stages=whole)
 
     def map_stages(self, by: Callable[[int, StageCost], StageCost]) -> CostProfile:
         """Return the profile with each stage's cost changed, slice by slice: ``by(stage, cost) -> cost``; items are dropped."""

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from ..errors import ProfileError
+from ..stage_cost import with_overhead
 from . import CostProfile
 from .items import StageMaker, decoder_layers, even_counts
 
@@ -51,7 +52,8 @@ def with_layout(
             f" {profile.name}; got {', '.join(map(str, counts))}"
         )
     maker = maker or StageMaker(profile.items, chunks)
-    stages = [maker.stage(first, last) for first, last in pairwise([0, *accumulate(counts)])]
+    bare = [maker.stage(first, last) for first, last in pairwise([0, *accumulate(counts)])]
+    stages = [with_overhead(cost, profile.overhead_ns) for cost in bare]
     return replace(
         profile,
         chunks=chunks,

@@ -22,7 +22,12 @@ def join(
     names = [[level.name for level in part.recompute] for part in slices]
     if any(other != names[0] for other in names):
         raise ProfileError("recompute: every slice needs the same levels, in the same order")
-    whole = replace(_sum(slices), static_bytes=static_bytes, layers=layers)
+    whole = replace(
+        _sum(slices),
+        static_bytes=static_bytes,
+        layers=layers,
+        overhead_ns=sum(part.overhead_ns for part in slices),
+    )
     return replace(whole, slices=tuple(slices)) if len(slices) > 1 else whole
 
 

@@ -8,14 +8,17 @@ from itertools import groupby
 from typing import Any
 
 from ..errors import require
+from ..execution import IDEAL, execution_to_json
 from ..files import write_mapping
-from ..stage_cost import StageCost
+from ..stage_cost import StageCost, without_overhead
+from ..units import as_number
 from . import CostProfile, Nvme, Offload
 
 
 def profile_to_json(profile: CostProfile) -> dict[str, Any]:
     """Return the profile as a mapping of the file format, every number exact (ns and bytes)."""
-    stages = [_sliced_to_json(cost) if cost.slices else _to_json(cost) for cost in profile.stages]
+    bare = [without_overhead(cost) for cost in profile.stages]
+    stages = [_sliced_to_json(cost) if cost.slices else _to_json(cost) for cost in bare]
     if profile.memory_unknown:
         stages = [_without_unknown(stage) for stage in stages]
     shape = profile.shape(1)
@@ -42,6 +45,13 @@ def profile_to_json(profile: CostProfile) -> dict[str, Any]:
     if profile.memory_limit is not None:
         limit = profile.memory_limit
         data["memory_limit_bytes"] = limit[0] if len(set(limit)) == 1 else list(limit)
+    if profile.overhead_ns:
+        data["t_overhead_ns"] = profile.overhead_ns
+    for key in ("microbatch_time", "microbatch_bytes"):
+        if getattr(profile, key) is not None:
+            data[key] = [as_number(factor) for factor in getattr(profile, key)]
+    if profile.execution != IDEAL:
+        data["execution"] = execution_to_json(profile.execution)
     if profile.memory_unknown:
         data["memory_unknown"] = profile.memory_unknown
     if profile.items:

@@ -147,6 +147,13 @@ class Schedule:
         """(ops,) whether each op is an O or an R."""
         return np.isin(self.table[:, 0], TRANSFERS)
 
+    @property
+    def issued_split(self) -> bool:
+        """Whether it is run by the part of a trainer that splits backwards into B and W: it has a W, or its ``meta`` says so
+        of a plan that was free to (``family``; see `execution.FAMILIES`)."""
+        said = str(self.meta.get("family", ""))
+        return said.startswith("split") or bool((self.table[:, 0] == W).any())
+
     @cached_property
     def programs(self) -> tuple[tuple[Op, ...], ...]:
         """Per device, its ops in issue order."""

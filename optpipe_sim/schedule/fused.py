@@ -16,7 +16,7 @@ def as_split(profile: CostProfile) -> CostProfile:
     """Return the profile that patterns plan with: a whole backward is a B followed by a W of no time."""
     if all(cost.splits for cost in profile.stages):
         return profile
-    return profile.map_stages(lambda _, cost: replace(cost, splits=True))
+    return profile.map_stages(lambda _, cost: replace(cost, splits=True, overhead_ns=0))
 
 
 def fuse(schedule: Schedule, profile: CostProfile) -> Schedule:

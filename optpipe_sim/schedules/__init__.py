@@ -251,6 +251,7 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
         except InvalidSchedule as error:
             raise InvalidSchedule(f"{name}: {error}") from None
 
+    profile.require_microbatches(microbatches)
     slices = given.pop("slices", profile.slices if entry.sliced else 1)
     try:
         profile = profile.with_slices(slices)

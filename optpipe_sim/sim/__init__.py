@@ -20,17 +20,18 @@ def simulate(
     memory_limit: Size | Sequence[Size] | None = None,
     *,
     enforce: bool = True,
-    objective: str = "flush",
+    objective: str | None = None,
     engine: str = "replay",
     explain: bool = True,
 ) -> Trace:
     """Replay `schedule` with the costs of `profile`; every op starts as early as possible.
 
     Args:
-        schedule: any schedule; the profile is re-chunked to its shape.
+        schedule: any schedule; the profile is re-chunked to its shape, and issued as its execution says.
         memory_limit: bytes per device (one number, or one per device); None: the profile's own.
         enforce: False replays without the limit, and reports the peak.
-        objective: what ``trace.cost_ns`` counts: ``flush`` or ``span``.
+        objective: what ``trace.cost_ns`` counts: ``flush`` or ``span``; None: what an iteration takes under the profile's
+            execution, ``flush`` where that is ideal.
         engine: ``replay`` (compiled) or ``simpy`` (the discrete-event simulator; the same times, to
             the nanosecond).
         explain: False: ``replay`` raises a deadlock at once, without naming the ops that wait.
@@ -46,6 +47,9 @@ def simulate(
     validate(schedule)
     require_known(schedule, profile)
     profile = profile.for_shape(schedule.shape)
+    splits = schedule.issued_split
+    objective = objective or profile.issue(splits).objective
+    profile = profile.issued(splits)
     if profile.offload is None and _has_transfers(schedule):
         raise InvalidSchedule(
             f"the schedule offloads, but the profile {profile.name} has no offload section"
@@ -79,7 +83,7 @@ def simulate_or_report(
     schedule: Schedule,
     profile: CostProfile,
     memory_limit: Size | Sequence[Size] | None = None,
-    **options: str,
+    **options: str | None,
 ) -> tuple[Trace, str | None]:
     """`simulate` under the limit; if that deadlocks, replay without it and return the trace, marked
     ``fits = False``, with the reason in one line."""

@@ -83,7 +83,7 @@ def lower(
         InvalidSchedule, OutOfMemory, Deadlock: as `simulate` does.
     """
     validate(schedule)
-    profile = profile.for_shape(schedule.shape)
+    profile = profile.for_shape(schedule.shape).issued(schedule.issued_split)
     check_link_order(schedule, profile)
     limits = profile.limits(memory_limit)
     orders = {key: rows for key in schedule.link_order if (rows := given_order(schedule, key))}

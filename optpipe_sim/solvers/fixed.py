@@ -75,7 +75,7 @@ def best_rule(
     profile: CostProfile,
     microbatches: int,
     limits: Sequence[int] | None,
-    objective: str = "flush",
+    objective: str | None = None,
     *,
     per_stage: bool = False,
     families: Sequence[str] = (),
@@ -120,14 +120,21 @@ def best_rule(
             races[at].offer(schedule, name)
     else:
         bounds = [
-            lower_bound(each.profile, microbatches, objective, each.limits).ns for each in problems
+            lower_bound(each.profile, microbatches, each.objective, each.limits).ns
+            for each in problems
         ]
         rules = rules_of(problems, bounds, stretched=False, ours=False)
         untried = run_rules(races, rules, over, workers)
     first = min(races, key=lambda race: race.cost_ns, default=None)
     if first is None or first.best is None:
         return None
-    return Best(_named(first.engine, first.best), first.problem.replay(first.best), untried)
+    trace = first.problem.replay(first.best)
+    if (
+        "execution" in first.problem.profile.meta
+    ):  # rules are issued as what they are, not as a free plan
+        free = replace(profile, memory_limit=first.problem.limits)
+        trace = simulate(trace.schedule, free, objective=objective)
+    return Best(_named(first.engine, first.best), trace, untried)
 
 
 def _named(name: str, schedule: Schedule) -> str:
@@ -143,7 +150,7 @@ def best_fixed(
     built: dict[str, Schedule],
     profile: CostProfile,
     limits: Sequence[int] | None,
-    objective: str = "flush",
+    objective: str | None = None,
 ) -> tuple[str, Trace] | None:
     """Return the fastest of some schedules that fits, and its replay; None if none fits."""
     profile = replace(profile, memory_limit=None if limits is None else tuple(limits))
@@ -159,7 +166,7 @@ def best_fixed(
 
 
 def fixed_points(
-    built: dict[str, Schedule], profile: CostProfile, objective: str = "flush"
+    built: dict[str, Schedule], profile: CostProfile, objective: str | None = None
 ) -> list[FixedPoint]:
     """Replay each of some schedules without a limit and sort them by peak memory; schedules that
     offload are left out if the profile cannot."""

@@ -181,7 +181,7 @@ def frontier(
     shapes = candidate_shapes(profile) if settings.chunks == "any" else ()
     chunks = "any" if shapes else "own"
     settings = replace(settings, chunks=chunks, placement="own", slices="own", treatments=None)
-    objective = settings.objective
+    objective = settings.objective or profile.objective
     sizes = _sizes(limits, profile.tiny)
     points: list[Point] = []
     known: list[FixedPoint] = []
@@ -204,7 +204,7 @@ def frontier(
 
     try:
         built = published(profile, microbatches, schedules)
-        known = fixed_points(built, profile, objective)
+        known = fixed_points(built, profile, settings.objective)
         for limit in sizes:
             try:
                 point = run(limit)
@@ -217,14 +217,14 @@ def frontier(
                     profile,
                     microbatches,
                     same,
-                    objective,
+                    settings.objective,
                     per_stage=settings.per_stage,
                     known=best_known,
                     seconds=COMPARING * time_limit,
                     workers=1 if settings.evaluations else settings.workers or cpu_count() or 1,
                 )
             elif schedules is not None:
-                named = best_fixed(built, profile, same, objective)
+                named = best_fixed(built, profile, same, settings.objective)
                 best_known = named and Best(*named)
             if best_known is not None:
                 point = _beside(point, best_known, bool(shapes))

@@ -35,7 +35,8 @@ class SolveOptions:
         engine: ``auto`` (every engine that helps, in parallel), ``adaoffload``, ``search``,
             ``cpsat``, ``milp``.
         time_limit: total seconds.
-        objective: ``flush`` (makespan) or ``span`` (longest device span).
+        objective: ``flush`` (makespan) or ``span`` (longest device span); None: what an iteration takes under the
+            profile's execution, ``flush`` where that is ideal.
         seed: seeds every random choice.
         workers: processes; None: one per core.
         evaluations: only for the engine ``search``: stop after this many evaluations instead of by
@@ -65,7 +66,7 @@ class SolveOptions:
 
     engine: str = "auto"
     time_limit: float = 60.0
-    objective: str = "flush"
+    objective: str | None = None
     seed: int = 0
     workers: int | None = None
     evaluations: int | None = None
@@ -83,7 +84,8 @@ class SolveOptions:
 
     def __post_init__(self) -> None:
         _require_one_of("engine", self.engine, ENGINES)
-        _require_one_of("objective", self.objective, OBJECTIVES)
+        if self.objective is not None:
+            _require_one_of("objective", self.objective, OBJECTIVES)
         _require_one_of("placement", self.placement, PLACEMENTS)
         self._check_effort()
         self._check_shape()

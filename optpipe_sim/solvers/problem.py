@@ -52,8 +52,8 @@ class Problem:
     @property
     def decides(self) -> bool:
         """Whether what fits plain microbatches, offloaded whole or not, does not do: activations may be
-        recomputed, or sequences are cut into slices."""
-        return self.may_recompute or self.shape.slices > 1
+        recomputed, sequences are cut into slices, or microbatches differ."""
+        return self.may_recompute or self.shape.slices > 1 or not self.profile.alike
 
     @cached_property
     def shape(self) -> Shape:
@@ -75,7 +75,8 @@ class Problem:
         sizes = [0] * self.profile.nodes
         for device, cost in zip(self.profile.placement, self.profile.stages, strict=True):
             sizes[device // per_node] += cost.offloadable
-        return limit if self.microbatches * max(sizes) > limit else None
+        most = sum(size for _, size in self.profile.factors) or self.microbatches
+        return limit if most * max(sizes) > limit else None
 
     @property
     def replay_s(self) -> float:
@@ -123,14 +124,15 @@ def make_problem(
     profile: CostProfile,
     microbatches: int,
     memory_limit: Size | Sequence[Size] | None = None,
-    objective: str = "flush",
+    objective: str | None = None,
     *,
     treatments: Iterable[str] | None = None,
     per_stage: bool = False,
 ) -> Problem:
-    """Make a problem whose memory limits admit a solution.
+    """Make a problem whose memory limits admit a solution, with the costs of the profile's execution.
 
     Args:
+        objective: ``flush`` or ``span``; None: what an iteration takes under the execution.
         treatments: the allowed treatments of an activation, out of ``keep, offload, recompute``;
             None: all that the profile has. The others are removed from the problem's profile.
         per_stage: all microbatches of a stage must have the same treatment.
@@ -140,8 +142,12 @@ def make_problem(
         OptPipeError: for an unknown objective or treatment, or a number of microbatches below 1.
     """
     profile = restrict(profile, treatments)
+    splits = any(cost.splits for cost in profile.stages)
+    objective = objective or profile.objective
+    profile = profile.issued(splits)
     if objective not in OBJECTIVES:
         raise OptPipeError(f"objective: expected flush or span, got {objective!r}")
+    profile.require_microbatches(microbatches)
     limits = profile.limits(memory_limit)
     problem = Problem(profile, microbatches, limits, objective, per_stage)
     problem.shape  # noqa: B018  (checks m)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
+from ..execution import family_of
 from ..schedule import Schedule
 from ..trace import Trace
 from ..units import format_time, html_table
@@ -135,6 +136,8 @@ def make_result(
     if schedule is not None:
         trace = problem.replay(schedule)
         schedule = trace.schedule
+        if "execution" in problem.profile.meta:  # the plan was free to split backwards
+            schedule.meta["family"] = family_of(problem.profile.chunks, True)
         status = OPTIMAL if trace.cost_ns <= lower_bound_ns else FEASIBLE
     more.setdefault("status", status)
     return SolveResult(

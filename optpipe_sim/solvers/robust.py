@@ -178,7 +178,7 @@ def solve_robust(
     margins = as_margins(settings.margin) or Margins()
     profile = padded(profiled, margins)
     settings = replace(settings, margin=None)
-    objective, seed = settings.objective, settings.seed
+    objective, seed = settings.objective or profile.objective, settings.seed
     if quantile is not None and not 0 <= quantile <= 1:
         raise OptPipeError(f"quantile: must be from 0 to 1, got {quantile}")
     require_samples(profile, microbatches, samples)

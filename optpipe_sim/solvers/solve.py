@@ -26,7 +26,7 @@ def solve(
     memory_limit: Size | Sequence[Size] | None = None,
     engine: str = "auto",
     time_limit: float = 60.0,
-    objective: str = "flush",
+    objective: str | None = None,
     seed: int = 0,
     *,
     warm_start: Schedule | str | None = None,
@@ -65,7 +65,8 @@ def solve(
         engine: ``auto`` (every engine that helps, in parallel), ``adaoffload``, ``search``,
             ``cpsat``, ``milp``.
         time_limit: total seconds. `workers`: processes (default: one per core).
-        objective: ``flush`` (makespan) or ``span`` (longest device span).
+        objective: ``flush`` (makespan) or ``span`` (longest device span); None: what an iteration takes under the
+            profile's execution, ``flush`` where that is ideal.
         seed: seeds every random choice. `evaluations`: only for ``search``: stop after this many
             evaluations instead of by the clock, which makes the search deterministic.
         gap: stop when the incumbent is proven to be within this optimality gap (0.01: 1 %).

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..bounds.bounds import Bound, lower_bound
 from ..errors import InvalidSchedule, NoSolution, OptPipeError, OutOfMemory, require
+from ..execution import family_of
 from ..frameworks.families import FAMILIES, Family
 from ..frameworks.nearest import replay_unlimited
 from ..names import ENTRIES, build, parse_name
@@ -25,7 +26,7 @@ CHOOSING = ("optpipe", *those(lambda entry: entry.recomputes))
 # options of `optpipe` whose bounds do not hold for other rows
 RESTRICTING = {"limit", "treatments", "per_stage", "margin"}
 
-_Key = tuple[int, tuple[int, ...], int, bool]  # the key of schedules that share a lower bound
+_Key = tuple[tuple[int, ...], int, bool, str, str]  # the key of schedules that share a lower bound
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Row:
         reason: why the schedule does not fit, in one line; None if it fits.
         plain: the name of the schedule without recomputation of which this is a variant; None: it
             is not a variant.
+        fastest: the replay of the fastest schedule that fits; None: none does.
     """
 
     schedule: str
@@ -49,6 +51,7 @@ class Row:
     baseline: Trace
     reason: str | None = None
     plain: str | None = None
+    fastest: Trace | None = None
 
     def __repr__(self) -> str:
         fits = "" if self.trace.fits else ", does not fit"
@@ -73,6 +76,22 @@ class Row:
         return (self.trace.cost_ns - self.bound.ns) / self.bound.ns
 
     @property
+    def difference_interval(self) -> tuple[float, float] | None:
+        """The interval of how much longer it takes in reality than the fastest that fits, relative to that, in four cases of five;
+        None where the execution's errors are not known, and for the fastest itself."""
+        between = (self.trace.profile.meta.get("execution") or {}).get("between")
+        if between is None or self.fastest is None or self.fastest is self.trace:
+            return None
+        difference = self.trace.iteration_ns / self.fastest.iteration_ns - 1
+        return difference - between, difference + between
+
+    @property
+    def is_toss_up(self) -> bool:
+        """Whether it may in reality be as fast as the fastest that fits."""
+        interval = self.difference_interval
+        return interval is not None and self.trace.fits and interval[0] <= 0 <= interval[1]
+
+    @property
     def levels(self) -> list[str]:
         """The levels at which it recomputes any activations."""
         return list(self.trace.schedule.levels.names)
@@ -87,6 +106,7 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as plain data; the keys are those of ``compare --json``."""
+        difference = self.difference_interval
         return {
             "schedule": self.schedule,
             **self.trace.measures(),
@@ -96,6 +116,8 @@ class Row:
             "lower_bound_ns": self.bound.ns,
             "lower_bound_by": self.bound.name,
             "speedup": self.speedup,
+            "difference_interval": difference and list(difference),
+            "toss_up": self.is_toss_up,
             "baseline_fits": self.baseline.fits,
             "reason": self.reason,
         }
@@ -136,7 +158,7 @@ def compare(
     microbatches: int,
     schedules: Sequence[str | Schedule] | None = None,
     memory_limit: Size | Sequence[Size] | None = None,
-    objective: str = "flush",
+    objective: str | None = None,
     time_limit: float = 10.0,
     treatments: Iterable[str] | None = None,
     per_stage: bool = False,
@@ -149,7 +171,7 @@ def compare(
     Args:
         schedules: names (``gis:group=6``) or schedules; None: every one of the registry.
         memory_limit: bytes per device (one number, or one per device); None: the profile's own.
-        objective: ``flush`` or ``span``; see `Trace.cost_ns`.
+        objective: ``flush`` or ``span``, see `Trace.cost_ns`; None: what an iteration takes under the profile's execution.
         time_limit: seconds for each schedule that is found by a search (``optpipe``).
         treatments: the allowed treatments of activations, out of ``keep, offload, recompute``. With
             ``recompute`` every schedule is also compared with each level of recomputation of the
@@ -171,7 +193,7 @@ def compare_all(
     microbatches: int,
     schedules: Sequence[str | Schedule] | None = None,
     memory_limit: Size | Sequence[Size] | None = None,
-    objective: str = "flush",
+    objective: str | None = None,
     time_limit: float = 10.0,
     treatments: Iterable[str] | None = None,
     per_stage: bool = False,
@@ -257,7 +279,7 @@ class _Run:
         self,
         profile: CostProfile,
         microbatches: int,
-        objective: str,
+        objective: str | None,
         time_limit: float,
         family: Family | None,
         per_stage: bool,
@@ -276,7 +298,7 @@ class _Run:
 
     def add(self, entry: str | Schedule) -> bool:
         """Replay a schedule unless it has been; return whether Ctrl-C has ended the search for it."""
-        name, microbatches, objective = _name_of(entry), self.microbatches, self.objective
+        name, microbatches = _name_of(entry), self.microbatches
         if name in self.refused or name in self.found:
             return False
         try:
@@ -298,11 +320,12 @@ class _Run:
             return False
         # A replay without the limit is compared with the bound without the limit.
         costs = trace.profile
-        key = (costs.chunks, costs.placement, costs.slices, trace.fits)
+        family = family_of(costs.chunks, schedule.issued_split)
+        key = (costs.placement, costs.slices, trace.fits, family, trace.objective)
         if key not in self.bounds:
             free = trace.profile if trace.fits else replace(trace.profile, memory_limit=None)
-            self.bounds[key] = lower_bound(free, microbatches, objective=objective)
-        self.bounds[key] = max(self.bounds[key], _proven(entry, schedule, objective))
+            self.bounds[key] = lower_bound(free, microbatches, objective=trace.objective)
+        self.bounds[key] = max(self.bounds[key], _proven(entry, schedule, trace.objective))
         self.found[name] = (trace, key, reason)
         return isinstance(entry, str) and bool(schedule.meta.get("interrupted"))
 
@@ -344,8 +367,10 @@ class _Run:
 
     def rows(self, baseline: Trace) -> list[Row]:
         """Return the rows, those that fit first, fastest first."""
+        fitting = [trace for trace, _, _ in self.found.values() if trace.fits]
+        fastest = min(fitting, key=lambda trace: trace.iteration_ns, default=None)
         rows = [
-            Row(name, trace, self.bounds[key], baseline, why, self.plain.get(name))
+            Row(name, trace, self.bounds[key], baseline, why, self.plain.get(name), fastest)
             for name, (trace, key, why) in self.found.items()
         ]
         return sorted(rows, key=_by_time)
@@ -354,7 +379,8 @@ class _Run:
         """Replay a schedule, and say why it does not fit; in a family no op waits for memory."""
         if self.family is None:
             return simulate_or_report(schedule, self.profile, objective=self.objective)
-        trace = replace(replay_unlimited(schedule, self.profile), objective=self.objective)
+        trace = replay_unlimited(schedule, self.profile)
+        trace = replace(trace, objective=self.objective or trace.objective)
         if trace.fits:
             return trace, None
         peaks, limits = trace.peak_bytes, trace.memory_limit or trace.peak_bytes

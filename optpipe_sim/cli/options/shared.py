@@ -56,13 +56,22 @@ def add_schedule_problem(parser: ArgumentParser) -> None:
     add_limit(parser)
 
 
+def add_execution(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--execution",
+        metavar="NAME|FILE",
+        help="how the trainer issues the work: what ops and messages cost beside their times (`optpipe-sim executions` lists"
+        " what ships; default: the profile's own, else ideal)",
+    )
+
+
 def add_objective(parser: ArgumentParser) -> None:
+    add_execution(parser)
     parser.add_argument(
         "--objective",
         choices=("flush", "span"),
-        default="flush",
         help="what counts as the time: flush (until all is done; default) or span (the longest"
-        " device, for iterations chained without a flush)",
+        " device, for iterations chained without a flush; default where the execution says so)",
     )
 
 
@@ -90,11 +99,12 @@ def add_family(parser: ArgumentParser, help: str) -> None:
 
 
 def add_objective_of_schedule(parser: ArgumentParser) -> None:
-    """Add ``--objective`` for a schedule that may say it itself."""
+    """Add ``--execution``, and ``--objective`` for a schedule that may say it itself."""
+    add_execution(parser)
     parser.add_argument(
         "--objective",
         choices=("flush", "span"),
-        help="what counts as the time (default: what the schedule was solved for, or flush)",
+        help="what counts as the time (default: what the schedule was solved for, or else as the execution says)",
     )
 
 

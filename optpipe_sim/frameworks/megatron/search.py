@@ -88,7 +88,7 @@ def best(
     chunks: Sequence[int] | None = None,
     offload: bool = True,
     recompute: bool = True,
-    objective: str = "flush",
+    objective: str | None = None,
     seconds: float = 10.0,
     on_progress: Callable[[int], None] = lambda tried: None,
 ) -> Found:
@@ -142,16 +142,23 @@ def best(
     return Found(found.choice, found.trace, first, len(tried), fitting)
 
 
-def replayed(choice: Choice, schedule: Schedule, profile: CostProfile, objective: str) -> Tried:
+def replayed(
+    choice: Choice, schedule: Schedule, profile: CostProfile, objective: str | None
+) -> Tried:
     """Return a choice with its replay."""
-    trace = replace(replay_unlimited(schedule, profile), objective=objective)
+    trace = replay_unlimited(schedule, profile)
+    trace = replace(trace, objective=objective or trace.objective)
     limits = trace.memory_limit or trace.peak_bytes
     over = max(peak - limit for peak, limit in zip(trace.peak_bytes, limits, strict=True))
     return Tried(max(0, over), trace.cost_ns, max(trace.peak_bytes), choice, trace)
 
 
 def other_layouts(
-    tried: Sequence[Tried], profile: CostProfile, microbatches: int, objective: str, seconds: float
+    tried: Sequence[Tried],
+    profile: CostProfile,
+    microbatches: int,
+    objective: str | None,
+    seconds: float,
 ) -> list[Tried]:
     """Return the most promising choices with other layers on their stages: each from the layout that
     bounds or work suggest or the given one, improved by moves of one layer."""
@@ -167,7 +174,7 @@ def other_layouts(
 
 
 def _climb(
-    start: Tried, profile: CostProfile, microbatches: int, objective: str, until: float
+    start: Tried, profile: CostProfile, microbatches: int, objective: str | None, until: float
 ) -> list[Tried]:
     """Return all better layouts for one choice that are found on the way, the best last."""
     costs = start.trace.profile
@@ -184,7 +191,7 @@ def _climb(
             return None
 
     limits = profile.memory_limit
-    _, suggested = layout_bound(own, microbatches, objective, limits, 1.0)
+    _, suggested = layout_bound(own, microbatches, objective or own.objective, limits, 1.0)
     firsts = filter(None, map(at, (counts_of(own), suggested or balanced(own))))
     best = min(firsts, key=lambda one: one.key, default=None)
     if best is None:

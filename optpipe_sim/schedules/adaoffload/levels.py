@@ -37,18 +37,25 @@ def activation_costs(profile: CostProfile, levels: np.ndarray) -> Costs:
     act, weight, moved = np.zeros((3, count, microbatches), np.int64)
     durations = np.zeros((len(OpKind), count, microbatches), np.int64)
     costs = Costs(levels, durations, act, weight, moved, np.zeros(count, np.int64))
-    for number in np.unique(levels).tolist():
-        at = _at(profile, number)
-        chosen = levels == number
-        for s, (cost, plain) in enumerate(zip(profile.stages, at.stages, strict=True)):
-            mine = chosen[s]
-            if not mine.any():
-                continue
-            costs.durations_ns[:, s, mine] = at.durations_ns[:, s, None]
-            costs.act[s, mine], costs.weight[s, mine] = plain.act_bytes, plain.w_bytes
-            costs.moved[s, mine] = plain.offloadable
-            costs.aside[s] = max(costs.aside[s], plain.static_bytes - cost.static_bytes)
+    classes = profile.parts_of(profile.shape(microbatches))
+    for at, factors in enumerate(profile.classes):
+        alike = profile.of_class(*factors)
+        for number in np.unique(levels).tolist():
+            _enter(costs, alike, number, (levels == number) & (classes == at))
     return costs
+
+
+def _enter(costs: Costs, profile: CostProfile, number: int, chosen: np.ndarray) -> None:
+    """Enter the costs of the `chosen` (S, m) activations, which are at the level of this number and alike."""
+    at = _at(profile, number)
+    for s, (cost, plain) in enumerate(zip(profile.stages, at.stages, strict=True)):
+        mine = chosen[s]
+        if not mine.any():
+            continue
+        costs.durations_ns[:, s, mine] = at.durations_ns[:, s, None]
+        costs.act[s, mine], costs.weight[s, mine] = plain.act_bytes, plain.w_bytes
+        costs.moved[s, mine] = plain.offloadable
+        costs.aside[s] = max(costs.aside[s], plain.static_bytes - cost.static_bytes)
 
 
 @lru_cache(maxsize=64)

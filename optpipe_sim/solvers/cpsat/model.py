@@ -150,7 +150,8 @@ def time_unit(problem: Problem) -> int:
     """Return the greatest common divisor of all durations, in ns: some optimal solution has only multiples
     of it as times."""
     costs = problem.profile
-    tables = [costs.op_table] if costs.slices == 1 else [costs.slice_tables]
+    whole = costs.slices == 1 and costs.alike
+    tables = [costs.op_table] if whole else [costs.part_tables]
     return gcd(costs.t_comm_ns, *(int(t) for one in tables for t in one.duration_ns.flat)) or 1
 
 
@@ -158,10 +159,12 @@ def serial_ns(problem: Problem) -> int:
     """Return an upper bound on any replay, in ns: at any time an op runs or a message is under way."""
     costs = problem.profile
     messages_ns = 2 * sum(a != b for a, b in pairwise(costs.placement)) * costs.t_comm_ns
-    if costs.slices == 1:
+    if costs.slices == 1 and costs.alike:
         longest = costs.op_table.duration_ns.max(axis=2)
-    else:  # by way of copying, slice, kind, stage and treatment
-        longest = costs.slice_tables.duration_ns.max(axis=(0, 4))
+    else:  # by way of copying, part, kind, stage and treatment
+        longest = costs.part_tables.duration_ns.max(axis=(0, 4))
+        if not costs.alike:
+            longest = costs.slices * longest.max(axis=0)
     return problem.microbatches * (int(longest.sum()) + costs.slices * messages_ns)
 
 

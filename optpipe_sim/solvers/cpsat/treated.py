@@ -59,27 +59,27 @@ class TreatedModel(Model):
 
     def cost_of(self, stage: int, unit: int) -> StageCost:
         """Return what a unit costs at a stage."""
-        cost = self.problem.profile.stages[stage]
-        return cost.slices[unit % len(cost.slices)] if cost.slices else cost
+        profile, slices = self.problem.profile, self.problem.shape.slices
+        factors = profile.factors[unit // slices] if profile.factors else profile.classes[0]
+        cost = profile.stages_of(*factors)[stage]
+        return cost.slices[unit % slices] if cost.slices else cost
 
     @cached_property
     def tables(self) -> list[list[OpTable]]:
-        """The table of each slice: with copies that leave keys and values behind, and with those
+        """The table of each part: with copies that leave keys and values behind, and with those
         that take them along."""
-        profile = self.problem.profile
-        if profile.slices == 1:
-            return [[profile.op_table], [profile.op_table]]
-        return [
-            [
-                OpTable(*(array[way, part] for array in profile.slice_tables))
-                for part in range(profile.slices)
-            ]
-            for way in (0, 1)
-        ]
+        tables = self.problem.profile.part_tables
+        parts = range(tables.asks.shape[1])
+        return [[OpTable(*(array[way, at] for array in tables)) for at in parts] for way in (0, 1)]
+
+    @cached_property
+    def part_of(self) -> list[int]:
+        """The part of each unit: its place in `tables`."""
+        return self.problem.profile.parts_of(self.problem.shape).tolist()  # type: ignore[no-any-return]
 
     def table_of(self, unit: int, behind: bool = True) -> OpTable:
         """Return what the ops of a unit cost."""
-        return self.tables[behind][unit % self.problem.shape.slices]
+        return self.tables[behind][self.part_of[unit]]
 
     def duration(
         self, kind: int, stage: int, unit: int, treatment: int, behind: bool = True
@@ -362,12 +362,14 @@ def _host_memory(model: TreatedModel) -> None:
 
 
 def _order(model: TreatedModel, fifo: bool) -> None:
-    """Make stage 0 run microbatches by number; with `fifo` every stage, forward and backward."""
-    shape = model.problem.shape
+    """Make stage 0 run microbatches that are alike by number; with `fifo` every stage, forward and backward, all of them."""
+    shape, part_of = model.problem.shape, model.part_of
     n = shape.slices
     if not fifo:
-        for i, j in pairwise(model.microbatches[::n]):
-            model.cp.add(model.start[model.op(F, 0, j)] >= model.end[model.op(F, 0, i)])
+        for part in dict.fromkeys(part_of[::n]):
+            alike = [unit for unit in model.microbatches[::n] if part_of[unit] == part]
+            for i, j in pairwise(alike):
+                model.cp.add(model.start[model.op(F, 0, j)] >= model.end[model.op(F, 0, i)])
         return
     for s in model.stages:
         for kind, units in ((F, model.microbatches), (B, backward_units(shape))):

@@ -142,7 +142,8 @@ class _Search:
         on_wait: Callable[[], None],
     ) -> None:
         self.profile, self.microbatches = profile, microbatches
-        self.options, self.watch = options, watch
+        self.objective = options.objective or profile.objective
+        self.options, self.watch = replace(options, objective=self.objective), watch
         self.on_wait = on_wait
         self.best: SolveResult | None = None
         self.incumbents: list[tuple[float, int]] = []
@@ -214,9 +215,7 @@ class _Search:
         bounds, found = [], []
         share = BOUND_SHARE * self.options.time_limit / len(given)
         for one in given:
-            bound, counts = layout_bound(
-                one, self.microbatches, self.options.objective, None, share
-            )
+            bound, counts = layout_bound(one, self.microbatches, self.objective, None, share)
             bounds.append(bound)
             if bound.ns < NEVER and not self._done(bound):
                 found.append(self._layout(counts or balanced(one), one.chunks, one.placement))
@@ -281,7 +280,7 @@ class _Search:
             if time.monotonic() > until:
                 return None
             other = self._layout(counts, layout.chunks, layout.placement)
-            if naive(other, self.microbatches, self.options.objective) >= cost_ns:
+            if naive(other, self.microbatches, self.objective) >= cost_ns:
                 continue
             with suppress(OptPipeError):
                 trace = self._problem(other).replay(schedule, explain=False)

@@ -119,6 +119,11 @@ class _Question:
     memory_limit: Size | Sequence[Size] | None
     options: SolveOptions
 
+    @property
+    def objective(self) -> str:
+        """What counts as the time."""
+        return self.options.objective or self.profile.objective
+
     def solve(
         self, margins: Margins, share: float, start: Schedule | str | None, hooks: Hooks
     ) -> SolveResult:
@@ -153,7 +158,7 @@ class _Question:
         lowered = lower(schedule, self.profile, self.profile.limits(self.memory_limit))
         worst = padded(self.profile, margins).for_shape(schedule.shape)
         durations = op_costs(lowered.schedule, worst).duration_ns
-        trace = replace(lowered.replay(durations, self.options.objective), profile=worst)
+        trace = replace(lowered.replay(durations, self.objective), profile=worst)
         limits = lowered.memory_limit or trace.peak_bytes
         fits = all(peak <= most for peak, most in zip(trace.peak_bytes, limits, strict=True))
         return {"fits": fits, "ns": trace.cost_ns if fits else None}
@@ -176,7 +181,7 @@ class _Question:
         for shape in shapes:
             limits = shape.limits(self.memory_limit)
             if limits is None or all(map(le, shape.least_limits, limits)):
-                goal = self.options.objective
+                goal = self.objective
                 found.append(lower_bound(shape, self.microbatches, goal, limits))
         return min(found, key=lambda bound: bound.ns)
 

@@ -99,7 +99,7 @@ class _BoundSearch:
         problem = self.problem
         if problem.limits is None or problem.shape.slices > 1:  # these know whole sequences only
             return 0
-        profile, m, limits = problem.profile, problem.microbatches, problem.limits
+        profile, m, limits = problem.profile.lightest, problem.microbatches, problem.limits
         left: list[_Open] = []
         for device in range(profile.devices):
             one = one_device(profile, m, device, problem.objective, limits)
@@ -148,7 +148,7 @@ class _BoundSearch:
         """Try goals ever further above the best bound, then in between, as long as windows exclude them."""
         problem = self.problem
         assert problem.limits is not None
-        pipeline = Pipeline(problem.profile, problem.microbatches, problem.limits)
+        pipeline = Pipeline(problem.profile.lightest, problem.microbatches, problem.limits)
         unit = identity(problem).time_unit_ns
         step, possible = unit, self.goal
         while not self._over and self.best + unit < possible:

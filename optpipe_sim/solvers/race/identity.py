@@ -22,6 +22,7 @@ from ...ops import BW, B, F, O, R, W
 from ...profile import CostProfile
 from ..problem import Problem
 
+_SHARED = ("placement", "objective", "slices", "factors")
 COMPUTE_TIMES = ("f", "b", "w", "bw", "comm")
 
 
@@ -47,9 +48,7 @@ class Identity:
     @cached_property
     def family(self) -> str:
         """The digest of what two problems must share so that schedules can be adapted."""
-        return _digest(
-            [self.data[key] for key in ("placement", "objective", "slices") if key in self.data]
-        )
+        return _digest([self.data[key] for key in _SHARED if key in self.data])
 
 
 def identity(problem: Problem) -> Identity:
@@ -67,8 +66,8 @@ def identity(problem: Problem) -> Identity:
     times["comm"] = [costs.latency_ns, costs.occupancy_ns]
     levels = _levels(costs) if bounded and costs.has_levels else []
     unit = gcd(*(t for row in times.values() for t in row))
-    if costs.slices > 1:
-        unit = gcd(unit, *(int(t) for t in costs.slice_tables.duration_ns.ravel()))
+    if costs.slices > 1 or not costs.alike:
+        unit = gcd(unit, *(int(t) for t in costs.part_tables.duration_ns.ravel()))
     elif levels:  # copies at a level of recomputation have their own times
         unit = gcd(unit, *(int(t) for t in costs.op_table.duration_ns.ravel()))
     data: dict[str, Any] = {
@@ -79,9 +78,11 @@ def identity(problem: Problem) -> Identity:
         "times": {name: [t // unit for t in row] for name, row in times.items()},
     }
     if costs.slices > 1:
-        durations, *rest = costs.slice_tables
+        durations, *rest = costs.part_tables
         tables = [durations // unit, *rest]
         data["slices"] = [costs.slices, _digest([table.tolist() for table in tables])]
+    if not costs.alike:
+        data["factors"] = [[str(time), str(size)] for time, size in costs.factors]
     if bounded:
         sizes = {
             "act": [cost.act_bytes for cost in costs.stages],
@@ -93,6 +94,8 @@ def identity(problem: Problem) -> Identity:
             *(size for stage in levels for _, *held in stage for size in held),
         )
         data["sizes"] = {name: [size // part for size in row] for name, row in sizes.items()}
+        if levels and costs.overhead_ns:
+            data["overhead"] = str(Fraction(costs.overhead_ns, unit))  # of recomputation apart
         if levels:
             data["levels"] = [
                 [[t // unit, *(size // part for size in held)] for t, *held in stage]
@@ -142,7 +145,8 @@ def _room(problem: Problem) -> list[int | None]:
         return [None] * costs.devices
     room: list[int | None] = []
     for device, (limit, static) in enumerate(zip(limits, costs.static_bytes, strict=True)):
-        every = problem.microbatches * sum(
+        most = max((size for _, size in costs.classes), default=1)
+        every = -int(-most * problem.microbatches // 1) * sum(
             costs.stages[stage].act_bytes for stage in problem.shape.stages_of(device)
         )
         room.append(None if limit - static >= every else limit - static)
@@ -159,7 +163,7 @@ def carried_bound(source: Identity, bound: int, target: Identity) -> int:
     """
     ours, theirs = target.data, source.data
     if theirs["m"] > ours["m"] or any(
-        theirs.get(key) != ours.get(key) for key in ("placement", "objective", "links", "slices")
+        theirs.get(key) != ours.get(key) for key in (*_SHARED, "links")
     ):
         return 0
     if "room" not in theirs:
@@ -170,7 +174,7 @@ def carried_bound(source: Identity, bound: int, target: Identity) -> int:
         return 0 if scale is None else -int(-bound * scale * target.time_unit_ns // 1)
     alike = all(
         theirs.get(key) == ours.get(key)
-        for key in ("times", "sizes", "engines", "behind", "levels", "per_stage")
+        for key in ("times", "sizes", "engines", "behind", "levels", "overhead", "per_stage")
     )
     if not alike or "room" not in ours or not _at_least(theirs["room"], ours["room"]):
         return 0

@@ -55,6 +55,10 @@ def solve_problem(
         raise OptPipeError(
             f"engine: {engine} orders whole sequences: give slices=1, or the engine auto, search or cpsat"
         )
+    if engine == "milp" and not problem.profile.alike:
+        raise OptPipeError(
+            "engine: milp is the paper's program, whose microbatches are alike: take the engine auto, search or cpsat"
+        )
     if engine == "milp":
         from ..milp.engine import require_milp
 

@@ -18,6 +18,7 @@ from ..anneal.search import shares_links
 from ..anneal.stand_ins import moved_to, others_for, stand_ins
 from ..greedy.search import counted_runs, greedy_search
 from ..greedy.waves import KNOWN, wave_search
+from ..microbatch_order import best_order
 from ..options import SolveOptions
 from ..problem import Problem
 from ..reports import Others, Report, no_report
@@ -34,6 +35,8 @@ MOST = 4  # number of plain problems that are annealed
 # starts that are so many times as far above the bound as the best of them are left out
 FAR_OFF = 1.5
 FIRST_PLAN = 0.7  # share of the time for the first stand-in of a problem with shared links
+# of the time, for the order of microbatches that differ: before annealing, and after it
+ORDER, LAST_ORDER = 0.4, 0.2
 RUNS = 200  # most greedy runs on each, if evaluations are limited instead of time
 
 
@@ -150,17 +153,21 @@ def run(
     chosen = _promising(chosen, bound_ns)
     first, step = part
     mine = range(first % max(1, len(chosen)), len(chosen), step)
-    for at in () if brief else mine:
+    # plain annealing knows microbatches that are alike
+    for at in () if brief or not problem.profile.alike else mine:
         entry, share = chosen[at], seconds / MOST
         until = time.monotonic() + share * (GREEDY + PLAIN)
         found = _improve(problem, entry, report, until, share, evaluations, seed + at, bound_ns)
         starts += found
+    if not problem.profile.alike:
+        starts += _ordered(problem, starts, report, lambda: left() < (1 - ORDER) * seconds, seed)
     if not shares_links(problem):
         plans = [problem]
     else:
         plans = list(stand_ins(problem))
         first = seed % len(plans)  # each process begins with a different one
         plans = plans[first:] + plans[:first]
+    annealed = 1.0 if problem.profile.alike else 1 - LAST_ORDER
     for at, plan in enumerate(plans):
         stands_in = plan is not problem
 
@@ -177,7 +184,7 @@ def run(
             plan,
             moved_to(plan, starts) if stands_in else starts,
             goal_ns=bound_ns,
-            time_limit=left() if at == len(plans) - 1 else FIRST_PLAN * left(),
+            time_limit=(left() if at == len(plans) - 1 else FIRST_PLAN * left()) * annealed,
             evaluations=evaluations,
             seed=seed,
             on_incumbent=tell,
@@ -186,6 +193,26 @@ def run(
         if best is not None:
             tell(best)
             starts.append(best)
+    if not problem.profile.alike:
+        _ordered(problem, starts[-1:], report, lambda: left() <= 0, seed)
+
+
+def _ordered(
+    problem: Problem,
+    starts: Sequence[Schedule],
+    report: Report,
+    over: Callable[[], bool],
+    seed: int,
+) -> list[Schedule]:
+    """Improve the order of the microbatches of each schedule, the best first."""
+    traces = [trace for each in starts if (trace := problem.keeps(each)) is not None]
+    found = []
+    for trace in sorted(traces, key=lambda trace: trace.cost_ns)[:MOST]:
+        if over():
+            break
+        found.append(best_order(problem, trace.schedule, over, seed))
+        report("incumbent", (found[-1], "order of microbatches"))
+    return found
 
 
 def _sliced_starts(problem: Problem) -> list[Schedule]:

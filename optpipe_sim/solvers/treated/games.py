@@ -50,7 +50,10 @@ def games(problem: Problem) -> Iterator[Game]:
     tables = [
         tuple(min(level, len(cost.recompute)) for cost in stages) for level in range(most + 1)
     ]
-    tables += [_cheapest(problem, part) for part in IN_FLIGHT]
+    if problem.may_recompute:
+        tables += [_cheapest(problem, part) for part in IN_FLIGHT]
+    else:
+        tables = tables[:1]
     for levels in tables:
         for fuses in (False, True):
             fused = tuple(
@@ -73,7 +76,6 @@ def _saves(cost: StageCost) -> bool:
 
 def plain_problem(problem: Problem, choice: Choice) -> Problem | None:
     """Make the plain problem of a choice; None if no schedule of it fits."""
-    assert problem.limits is not None
     profile = problem.profile
     stages, transient = [], [0] * profile.devices
     for stage, (cost, level, fused) in enumerate(
@@ -83,8 +85,10 @@ def plain_problem(problem: Problem, choice: Choice) -> Problem | None:
         stages.append(plain)
         device = profile.placement[stage]
         transient[device] = max(transient[device], extra)
-    limits = tuple(limit - extra for limit, extra in zip(problem.limits, transient, strict=True))
     plain_profile = replace(profile, stages=tuple(stages), memory_limit=None)
+    if problem.limits is None:
+        return replace(problem, profile=plain_profile)
+    limits = tuple(limit - extra for limit, extra in zip(problem.limits, transient, strict=True))
     if any(limit < least for limit, least in zip(limits, plain_profile.least_limits, strict=True)):
         return None
     return replace(problem, profile=plain_profile, limits=limits)
@@ -113,6 +117,7 @@ def _plain_stage(
         t_offload_ns=None if cost.t_offload_ns is None else int(durations[O]),
         t_reload_ns=None if cost.t_reload_ns is None else int(durations[R]),
         recompute=(),
+        overhead_ns=0,
     )
     return plain, max(0, extra)
 

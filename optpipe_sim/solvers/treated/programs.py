@@ -65,7 +65,10 @@ def bits(problem: Problem) -> tuple[int, int]:
 def make_costs(problem: Problem) -> Costs:
     """Make the costs of a problem by mode and slice."""
     profile, shape = problem.profile, problem.shape
-    table = profile.op_table if shape.slices == 1 else _side_by_side(profile.slice_tables)
+    tables = profile.part_tables
+    if shape.slices == 1:  # keys and values are all behind
+        tables = OpTable(*(array[1:] for array in tables))
+    table = _side_by_side(tables)
     stages, width = len(profile.stages), 2 * profile.op_table.treatments
 
     def by_mode(array: np.ndarray) -> np.ndarray:
@@ -90,14 +93,14 @@ def make_costs(problem: Problem) -> Costs:
         static=np.array(profile.static_bytes, np.int64),
         lag=profile.t_comm_ns, occupancy=profile.occupancy_ns, serial=profile.links == "serial",
         shared=profile.shares_copy_engine, sending=profile.sending_ns,
-        first=np.arange(shape.units) % shape.slices * width, last=shape.last_slice(np.arange(shape.units)),
-        late=width * shape.slices if shape.slices > 1 else 0,
+        first=profile.parts_of(shape) * width, last=shape.last_slice(np.arange(shape.units)),
+        late=width * tables.asks.shape[1] if shape.slices > 1 else 0,
         microbatches=shape.units, low=low, high=high,
     )  # fmt: skip
 
 
 def _side_by_side(tables: OpTable) -> OpTable:
-    """Return the tables of slices side by side, (kinds, stages, way of copying x slice x treatment)."""
+    """Return the tables of parts side by side, (kinds, stages, way of copying x part x treatment)."""
     return OpTable(
         *(np.moveaxis(array, (0, 1), (2, 3)).reshape(*array.shape[2:4], -1) for array in tables)
     )

@@ -36,7 +36,13 @@ def run(
     """
     rows: list[Row] = []
     if schedules:
-        rows += _family(profile, microbatches, schedules, sorted(set(limits)), options.objective)
+        rows += _family(
+            profile,
+            microbatches,
+            schedules,
+            sorted(set(limits)),
+            options.objective or profile.objective,
+        )
     if chunks is not None:
         settled = replace(
             options, workers=options.workers or cores, chunks=chunks, placement=placement

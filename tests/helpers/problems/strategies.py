@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from random import Random
 from typing import Any
 
@@ -19,7 +20,7 @@ from optpipe_sim.ops import BW, COMPUTE, B, C, F, O, Op, R, W
 from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.profile.parts import join
 from optpipe_sim.schedule import Schedule, Shape
-from optpipe_sim.stage_cost import RecomputeLevel, StageCost
+from optpipe_sim.stage_cost import RecomputeLevel, StageCost, with_overhead
 from optpipe_sim.trace import Trace
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -40,7 +41,7 @@ def profiles(
     and at times a memory limit per device of at least `least_limits`.
 
     `offload`: True or False to have, or not to have, an offload section for certain. `levels`:
-    stages may have levels of recomputation, and links may be blocking. `slices`: sequences may be
+    stages may have levels of recomputation, ops an overhead, and links may be blocking. `slices`: sequences may be
     cut into two or three slices.
     """
     random = Random(draw(SEEDS))
@@ -57,6 +58,9 @@ def profiles(
     stages = [_sliced(random, longest, copies, levels, count) for _ in range(devices * chunks)]
     if random.random() < 0.4:
         stages = [stages[0]] * len(stages)
+    if levels:
+        overhead = random.choice((0, 0, 1, longest))
+        stages = [with_overhead(cost, overhead) for cost in stages]
     latency = random.choice((0, 0, 1, longest))
     profile = CostProfile(
         name="random",
@@ -151,8 +155,6 @@ def _engines(random: Random, devices: int) -> Offload:
 
 def limited(profile: CostProfile, random: Random) -> CostProfile:
     """The profile with a limit per device: what it needs at least, and up to four activations more."""
-    from dataclasses import replace
-
     most = [0] * profile.devices
     for cost, device in zip(profile.stages, profile.placement, strict=True):
         most[device] = max(most[device], cost.act_bytes)
@@ -299,9 +301,26 @@ def link_orders(
 
 @st.composite
 def cases(draw: st.DrawFn, **options: Any) -> tuple[CostProfile, Schedule]:
-    """A profile and a schedule for it; options as for `profiles`."""
+    """A profile and a schedule for it; options as for `profiles`. With `levels` microbatches may differ."""
     profile = draw(profiles(**options))
-    return profile, draw(schedules(profile))
+    schedule = draw(schedules(profile))
+    if options.get("levels"):
+        profile = differing(profile, schedule.shape.microbatches, Random(draw(SEEDS)))
+    return profile, schedule
+
+
+FACTORS = tuple(Fraction(text) for text in ("1", "1/2", "3/4", "1.3", "2", "2.51"))
+
+
+def differing(profile: CostProfile, microbatches: int, random: Random) -> CostProfile:
+    """The profile with microbatches that differ in time, size, both or not at all."""
+    chosen = {
+        key: tuple(random.choice(FACTORS) for _ in range(microbatches))
+        for key in ("microbatch_time", "microbatch_bytes")
+        if random.random() < 0.4
+    }
+    different = replace(profile, memory_limit=None, **chosen)
+    return different if profile.memory_limit is None else limited(different, random)
 
 
 @st.composite

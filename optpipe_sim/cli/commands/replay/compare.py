@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             {
                 "profile": profile.name,
                 "microbatches": arguments.microbatches,
-                "objective": arguments.objective,
+                "objective": arguments.objective or profile.objective,
                 "family": arguments.family,
                 "per_stage": arguments.per_stage,
                 "replayed": result.replayed,

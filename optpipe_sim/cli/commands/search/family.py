@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         needs_profile(arguments)
     free = _free(arguments, out, restrict(profile, arguments.treatments))
     trace.schedule.meta.update(
-        name=found["told"], objective=arguments.objective, family=arguments.family
+        name=found["told"], objective=trace.objective, family=arguments.family
     )
     bound = free.lower_bound_ns if free is not None else None
     cost = trace.cost_ns

@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             {
                 "profile": profile.name,
                 "microbatches": arguments.microbatches,
-                "objective": arguments.objective,
+                "objective": curve.objective,
                 "family": arguments.family,
                 "least_limit_bytes": curve.least_limit_bytes,
                 "points": [point.to_json() for point in curve.points],

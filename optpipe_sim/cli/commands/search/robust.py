@@ -58,7 +58,7 @@ def run(
             )
         except (OutOfMemory, NoSolution) as error:
             refuse(arguments, out, profile, error)
-    result.schedule.meta.update(name="optpipe, robust", objective=arguments.objective)
+    result.schedule.meta.update(name="optpipe, robust", objective=result.trace.objective)
     objective_ns = round(iteration_ns(profile, result.objective_ns))
     answer = {
         **result.measures(),
