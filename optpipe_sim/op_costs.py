@@ -43,13 +43,33 @@ def _looked_up(schedule: Schedule, profile: CostProfile, treatment: np.ndarray) 
     slices = schedule.shape.slices
     if slices == 1 and profile.alike:
         flat = np.ravel_multi_index((kinds, stages, treatment), profile.op_table.asks.shape)
-        return OpCosts(*(array.ravel()[flat] for array in profile.op_table))
+        found = OpCosts(*(array.ravel()[flat] for array in profile.op_table))
+        return _as_one(schedule, profile, found)
     whole = np.zeros((schedule.shape.stages, schedule.shape.units), np.int64)
     behind, _ = offloads_behind(schedule)
     whole[tuple(schedule.table[behind, 1:].T)] = 1
     part = profile.parts_of(schedule.shape)[units]
     at = whole[stages, units], part, kinds, stages, treatment
-    return OpCosts(*(array[at] for array in profile.part_tables))
+    found = OpCosts(*(array[at] for array in profile.part_tables))
+    return _as_one(schedule, profile, found)
+
+
+def _as_one(schedule: Schedule, profile: CostProfile, costs: OpCosts) -> OpCosts:
+    """Return the costs with each pair as one op: both rows last as long as it; the forward allocates for both, at its start, and
+    the backward releases for both, at its end."""
+    if not schedule.has_pairs:
+        return costs
+    forward = np.flatnonzero(schedule.paired)
+    back = forward + 1
+    duration, allocated, released, asks = costs
+    hidden = profile.hidden_ns(schedule.table[forward, 1], schedule.table[back, 1])
+    one, other = duration[forward], duration[back]
+    duration[forward] = duration[back] = one + other - np.minimum(hidden, np.minimum(one, other))
+    allocated[forward] += allocated[back]
+    released[back] += released[forward]
+    allocated[back] = released[forward] = 0
+    asks[back] = False
+    return costs
 
 
 def offloads_behind(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
@@ -65,8 +85,10 @@ def offloads_behind(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
 
 def edges(schedule: Schedule, profile: CostProfile) -> tuple[np.ndarray, np.ndarray]:
     """Return the data dependencies of `Schedule.edges`, and those of O's that move keys and values:
-    they wait for the F of the microbatch's last slice."""
+    they wait for the F of the microbatch's last slice. What the backward of a pair waits for, its F waits for."""
     waiting, needed = schedule.edges
+    if schedule.has_pairs:
+        waiting = waiting - schedule.second[waiting]
     if schedule.shape.slices == 1:
         return waiting, needed
     moving, forwards = moves_of_keys(schedule, profile)

@@ -70,6 +70,16 @@ class SliceOp(Op):
         return f"{super().__str__()}/{self.slice}"
 
 
+class Pair(NamedTuple):
+    """A forward and a backward that run as one op; `str(pair)` is its notation, ``F2.7+BW2.4``."""
+
+    forward: Op
+    backward: Op
+
+    def __str__(self) -> str:
+        return f"{self.forward}+{self.backward}"
+
+
 _NOTATION = re.compile(r"(BW|[FBWCOR])([0-9]{1,18})\.([0-9]{1,18})(?:/([0-9]{1,18}))?")  # int64
 
 
@@ -87,6 +97,22 @@ def parse_op(text: str) -> Op:
         )
     op = Op(OpKind[found[1]], int(found[2]), int(found[3]))
     return op if found[4] is None else SliceOp(*op, int(found[4]))
+
+
+def parse_entry(text: str) -> Op | Pair:
+    """Parse the notation of an entry of a program: an op, or a pair (``"F2.7+B2.4"``).
+
+    Raises:
+        InvalidSchedule: where the text is neither.
+    """
+    if not isinstance(text, str) or "+" not in text:
+        return parse_op(text)
+    ops = [parse_op(part) for part in text.split("+")]
+    if len(ops) != 2 or ops[0].kind is not F or ops[1].kind not in (B, BW):
+        raise InvalidSchedule(
+            f"{text!r} is not a pair: write a forward and a backward, as in F2.7+B2.4 or F2.7+BW2.4"
+        )
+    return Pair(*ops)
 
 
 class Rule(NamedTuple):

@@ -101,13 +101,14 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
         microbatch_time=_factors(reader, "microbatch_time"),
         microbatch_bytes=_factors(reader, "microbatch_bytes"),
         execution=load_execution(reader.take("execution", "ideal")),
+        pair_hidden=_hidden(reader),
         meta=plain(dict(meta)),
         items=items,
         memory_unknown=unknown,
     )
     reader.finish(
         "name, devices, chunks, placement, stages, slices, t_comm_ms, links, offload, memory_limit_gib, t_overhead_us,"
-        " microbatch_time, microbatch_bytes, execution, items, memory_unknown, meta"
+        " pair_hidden_ms, microbatch_time, microbatch_bytes, execution, items, memory_unknown, meta"
         " (times end in _s, _ms, _us or _ns; bytes in _bytes, _mib or _gib)"
     )
     return profile
@@ -309,6 +310,24 @@ def _comm(reader: Reader) -> tuple[int, int]:
     if size and bandwidth is None:
         raise inner.fail("gb_per_s", "missing: the bandwidth that carries message_*")
     return latency, transfer_ns(size, bandwidth_of(inner, "gb_per_s", bandwidth)) if size else 0
+
+
+def _hidden(reader: Reader) -> int | tuple[tuple[int, ...], ...]:
+    """Return what pairs hide: a number, or one by the stages of the two."""
+    found = reader.quantity("pair_hidden", TIME_UNITS)
+    if found is None or found[1] is None:
+        return 0
+    key, value, factor = found
+    if not isinstance(value, list):
+        return reader.whole(key, value, factor)
+    rows = []
+    for at, row in enumerate(value):
+        if not isinstance(row, list):
+            raise reader.fail(f"{key}[{at}]", f"expected a list with a time per stage, got {row!r}")
+        rows.append(
+            tuple(reader.whole(f"{key}[{at}][{to}]", entry, factor) for to, entry in enumerate(row))
+        )
+    return tuple(rows)
 
 
 def _factors(reader: Reader, key: str) -> tuple[Any, ...] | None:

@@ -210,14 +210,12 @@ def without_overhead(cost: StageCost) -> StageCost:
 
 
 def for_factors(cost: StageCost, time: Fraction, size: Fraction) -> StageCost:
-    """Return what a stage costs on a microbatch that differs, slice by slice: the times of compute ops multiplied by `time`
+    """Return what a stage of whole sequences, or a slice, costs on a microbatch that differs: the times of compute ops multiplied by `time`
     (but for the overhead in them), sizes and the times of copies by `size`, each product rounded half up.
 
     Raises:
         ProfileError: for a factor that leaves an op no time.
     """
-    if cost.slices:  # their sum, the whole, is of no interest
-        return replace(cost, slices=tuple(for_factors(part, time, size) for part in cost.slices))
     bare = without_overhead(cost)
     levels = [
         replace(

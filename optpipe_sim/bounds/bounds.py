@@ -21,6 +21,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from ..execution import IDEAL
 from ..profile import CostProfile
 from ..stage_cost import StageCost
@@ -52,6 +54,7 @@ def lower_bound(
     microbatches: int,
     objective: str = "flush",
     memory_limit: int | Sequence[int] | None = None,
+    pairs: bool = False,
 ) -> Bound:
     """Return the best bound of this module (with slices: of `slices`) for schedules with the profile's
     chunks, placement and slices.
@@ -61,10 +64,13 @@ def lower_bound(
         microbatches: m.
         objective: ``flush`` (bounds the makespan) or ``span`` (the longest device span).
         memory_limit: bytes per device (one number, or one per device).
+        pairs: for schedules in which forwards and backwards may run as one op.
 
     Raises:
         OptPipeError: for another objective.
     """
+    if pairs and profile.pair_hidden:
+        return with_pairs(profile, microbatches, objective)
     if profile.execution != IDEAL:  # of schedules that split backwards, and of those that do not
         ways = (profile.issued(splits) for splits in (False, True))
         found = [lower_bound(one, microbatches, objective, memory_limit) for one in ways]
@@ -85,6 +91,24 @@ def lower_bound(
         Bound(residency(profile, microbatches, objective, memory_limit), "residency"),
     ]
     return max(bounds, key=lambda bound: bound.ns)  # of equal bounds the simplest
+
+
+def with_pairs(profile: CostProfile, microbatches: int, objective: str = "flush") -> Bound:
+    """A bound for schedules whose forwards and backwards may run as one op.
+
+    Proof. A forward is in at most one pair, which takes at most ``pair_hidden`` less than its two ops: so a device works for at least its
+    work less that of all its forwards. And a pair takes no less than either of its ops, so the chain of one microbatch holds.
+    """
+    hidden = np.array(profile.pair_hidden, np.int64) * np.ones((len(profile.stages),) * 2, np.int64)
+    most = 0
+    for device in range(profile.devices):
+        own = [stage for stage, at in enumerate(profile.placement) if at == device]
+        most = max(most, int(hidden[np.ix_(own, own)].max(axis=1).sum()))
+    return max(
+        Bound(max(0, naive(profile, microbatches, objective) - microbatches * most), "work"),
+        Bound(one_microbatch(profile, objective), "one microbatch"),
+        key=lambda bound: bound.ns,
+    )
 
 
 def naive(profile: CostProfile, microbatches: int, objective: str = "flush") -> int:

@@ -52,7 +52,7 @@ def check(
     problems += split_problems(schedule, profile)
     if profile.offload is None:
         transfer = next(
-            (op for ops in schedule.programs for op in ops if op.kind in TRANSFERS), None
+            (op for ops in schedule.flat_programs for op in ops if op.kind in TRANSFERS), None
         )
         if transfer is not None:
             device = schedule.shape.placement[transfer.stage]
@@ -69,7 +69,7 @@ def check(
         return problems
     times = step_through(schedule, profile, limits)
     if times.stuck:
-        done, size = len(times.end_ns), sum(map(len, schedule.programs))
+        done, size = len(times.end_ns), sum(map(len, schedule.flat_programs))
         more = f"; and {len(times.stuck) - 4} more" if len(times.stuck) > 4 else ""
         return [
             f"the programs get stuck at {format_time(times.last_ns)} with {done} of {size} ops done: "

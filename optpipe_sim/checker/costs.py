@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 
-from ..ops import BW, B, C, F, O, Op, R, SliceOp, W, dependencies
+from ..ops import BW, COMPUTE, B, C, F, O, Op, Pair, R, SliceOp, W, dependencies
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..stage_cost import RecomputeLevel, StageCost
@@ -68,13 +68,17 @@ class Costs:
         self.profile = profile
         self.parts: dict[tuple[int, tuple[Fraction, Fraction]], tuple[StageCost, ...]] = {}
         self.levels = schedule.recompute
-        ops = {op for program in schedule.programs for op in program}
+        # the two halves of each pair: its backward by its F, and its F by its backward
+        pairs = [one for program in schedule.programs for one in program if isinstance(one, Pair)]
+        self.behind = {pair.forward: pair.backward for pair in pairs}
+        self.ahead = {pair.backward: pair.forward for pair in pairs}
+        ops = {op for program in schedule.flat_programs for op in program}
         self.apart = {op[1:] for op in ops if op.kind is C}
         # the activations whose copies may take keys and values along: what later slices read has
         # been read when their O is issued, behind the F of the microbatch's last slice
         last = schedule.shape.slices - 1
         self.read: set[tuple[int, ...]] = set()
-        for program in schedule.programs:
+        for program in schedule.flat_programs:
             done: set[tuple[int, ...]] = set()
             for op in program:
                 if op.kind is F and op.slice == last:
@@ -114,10 +118,18 @@ class Costs:
             kept -= self.cost(op).kv_bytes
         return min(self.cost(op).offload_bytes or 0, kept)
 
+    def streamed(self, program: Iterable[Op]) -> list[Op]:
+        """Return the ops that the compute stream runs, a pair as its F."""
+        return [op for op in program if op.kind in COMPUTE and op not in self.ahead]
+
     def needs(self, op: Op) -> Iterator[Op]:
         """Yield the ops that an op waits for, whether or not the schedule has them: its inputs; and,
-        for an O that moves keys and values too, the F that reads them last."""
+        for an O that moves keys and values too, the F that reads them last. What a pair waits for, its F waits for."""
+        if op in self.ahead:
+            return
         yield from dependencies(op)
+        if op in self.behind:
+            yield from dependencies(self.behind[op])
         if isinstance(op, SliceOp) and op.kind is O and op[1:] in self.read:
             left = self.kept(op) - self.cost(op).kv_bytes
             if self.moved(op) > min(self.cost(op).offload_bytes or 0, left):
@@ -141,7 +153,18 @@ class Costs:
         return work
 
     def duration_ns(self, op: Op) -> int:
-        """Return the duration of an op, in ns."""
+        """Return the duration of an op, or of the pair that it is half of, in ns."""
+        forward = self.ahead.get(op, op)
+        if forward not in self.behind:
+            return self.alone_ns(op)
+        halves = [self.alone_ns(forward), self.alone_ns(self.behind[forward])]
+        hidden = self.profile.pair_hidden
+        if not isinstance(hidden, int):
+            hidden = hidden[forward.stage][self.behind[forward].stage]
+        return sum(halves) - min(hidden, *halves)
+
+    def alone_ns(self, op: Op) -> int:
+        """Return the duration of an op that is not part of a pair, in ns."""
         cost, level = self.cost(op), self.level(op)
         again = 0 if level is None else level.t_ns
         inside = again if self.is_inside(op) else 0
@@ -162,11 +185,19 @@ class Costs:
         }[op.kind]
 
     def asks(self, op: Op) -> bool:
-        """Whether an op is granted memory in program order."""
+        """Whether an op is granted memory in program order; of a pair, its F is."""
+        return op not in self.ahead and self._asks(op)
+
+    def _asks(self, op: Op) -> bool:
         return op.kind in (F, R, C) or (op.kind in (B, BW) and self.is_inside(op))
 
     def takes(self, op: Op) -> int:
-        """Return the bytes that an op allocates."""
+        """Return the bytes that an op allocates; of a pair, its F does so for both."""
+        if op in self.ahead:
+            return 0
+        return self._takes(op) + (self._takes(self.behind[op]) if op in self.behind else 0)
+
+    def _takes(self, op: Op) -> int:
         if op.kind is F:
             return self.kept(op) + self.working(op)
         if op.kind is R:

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from ..ops import BW, COMPUTE, TRANSFERS, B, C, F, O, Op, R, W
+from ..ops import BW, TRANSFERS, B, C, F, O, Op, R, W
 from ..profile import CostProfile
 from ..schedule import Schedule
 from .costs import Costs
@@ -17,14 +17,14 @@ def completeness(schedule: Schedule) -> list[str]:
     """Ops missing, doubled, of both kinds, without their partner, or on the wrong device."""
     shape = schedule.shape
     problems = []
-    for device, program in enumerate(schedule.programs):
+    for device, program in enumerate(schedule.flat_programs):
         for op in program:
             owner = shape.placement[op.stage]
             if owner != device:
                 problems.append(
                     f"device {device}: {op} stands here, but stage {op.stage} lives on device {owner}"
                 )
-    count = Counter(op for program in schedule.programs for op in program)
+    count = Counter(op for program in schedule.flat_programs for op in program)
     for stage, device in enumerate(shape.placement):
         for unit in range(shape.units):
             recomputing = shape.op(C, stage, unit)
@@ -54,7 +54,7 @@ def level_problems(schedule: Schedule, profile: CostProfile) -> list[str]:
 def split_problems(schedule: Schedule, profile: CostProfile) -> list[str]:
     """B and W of stages of which the profile has only the whole backward; the first of each."""
     first: dict[int, Op] = {}
-    for program in schedule.programs:
+    for program in schedule.flat_programs:
         for op in program:
             if op.kind in (B, W) and not profile.stages[op.stage].splits:
                 first.setdefault(op.stage, op)
@@ -102,7 +102,7 @@ def link_problems(schedule: Schedule, profile: CostProfile) -> list[str]:
     for device in range(profile.devices):
         for kind in TRANSFERS:
             on_link.setdefault(link_of(profile, device, Op(kind, 0, 0)), [])
-    for device, program in enumerate(schedule.programs):
+    for device, program in enumerate(schedule.flat_programs):
         for op in program:
             if op.kind in TRANSFERS:
                 on_link[link_of(profile, device, op)].append(op)
@@ -166,7 +166,7 @@ def circle(schedule: Schedule, profile: CostProfile) -> list[str]:
 def _order_edges(schedule: Schedule, profile: CostProfile) -> dict[Op, dict[Op, str]]:
     """Return what each op waits for, and why, memory aside."""
     costs = Costs(schedule, profile)
-    here = {op for program in schedule.programs for op in program}
+    here = {op for program in schedule.flat_programs for op in program}
     waits: dict[Op, dict[Op, str]] = {op: {} for op in here}
 
     def follow(ops: Sequence[Op], why: str) -> None:
@@ -177,11 +177,14 @@ def _order_edges(schedule: Schedule, profile: CostProfile) -> dict[Op, dict[Op, 
         for need in costs.needs(op):
             if need in here:
                 waits[op][need] = "(its input)"
-    for program in schedule.programs:
-        follow([op for op in program if op.kind in COMPUTE], "(before it in the program)")
+        if op in costs.ahead:
+            waits[op][costs.ahead[op]] = "(one op with it)"
+    for program in schedule.flat_programs:
+        follow(costs.streamed(program), "(before it in the program)")
         for queue in engines(profile, program):
             follow(queue, "(before it on the copy engine)")
         for reload, anchor in anchors(program).items():
+            anchor = costs.ahead.get(anchor, anchor) if anchor is not None else None
             if anchor is not None:
                 waits[reload].setdefault(anchor, "(the compute op before it in the program)")
     for key, ops in schedule.link_order.items():

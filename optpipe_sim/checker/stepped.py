@@ -97,7 +97,7 @@ class _World:
     ) -> None:
         self.profile, self.limits, self.times, self.now = profile, limits, Times(), 0
         self.costs = Costs(schedule, profile)
-        programs = schedule.programs
+        programs = schedule.flat_programs
         self.device = {op: at for at, program in enumerate(programs) for op in program}
         self.needs = {
             op: [need for need in self.costs.needs(op) if need in self.device] for op in self.device
@@ -108,7 +108,7 @@ class _World:
                 if self.device[need] != self.device[op]:
                     self.sent_to[need] = self.device[op]
         # each list is processed from its end
-        self.compute = [[op for op in reversed(ops) if op.kind in COMPUTE] for ops in programs]
+        self.compute = [self.costs.streamed(ops)[::-1] for ops in programs]
         self.grants = [[op for op in reversed(ops) if self.costs.asks(op)] for ops in programs]
         self.queues = [
             (at, queue[::-1]) for at, ops in enumerate(programs) for queue in engines(profile, ops)
@@ -156,24 +156,34 @@ class _World:
             self.times.end_ns[op] = self.now
             self.held[at] -= self.costs.gives(op)
             if op.kind in COMPUTE:
-                if self.profile.links != "blocking" or op not in self.sent_to:
-                    self.at_work[at] = None
-                else:
-                    self.sending.append((self.now + self.profile.occupancy_ns, at))
-            else:
-                self.copying[self.engine[op]] = None
-                self.on_link[self.link[op]] = None
-            if op in self.sent_to:
-                self.send(op, (at, self.sent_to[op]))
+                self.end_compute(op, at)
+                continue
+            self.copying[self.engine[op]] = None
+            self.on_link[self.link[op]] = None
         return bool(ended)
 
-    def send(self, op: Op, pair: tuple[int, int]) -> None:
-        leaves = self.now
+    def end_compute(self, op: Op, at: int) -> None:
+        """Send what a compute op, or the two halves of a pair, have to send, one after the other."""
+        halves = [op, self.costs.behind[op]] if op in self.costs.behind else [op]
+        for half in halves[1:]:
+            self.times.end_ns[half] = self.now
+            self.held[at] -= self.costs.gives(half)
+        until = self.now
+        for half in halves:
+            if half in self.sent_to:
+                self.send(half, (at, self.sent_to[half]), until)
+                until += self.profile.occupancy_ns
+        if self.profile.links == "blocking" and any(half in self.sent_to for half in halves):
+            self.sending.append((until, at))
+            heappush(self.moments, until)
+        else:
+            self.at_work[at] = None
+
+    def send(self, op: Op, pair: tuple[int, int], after: int) -> None:
+        leaves = after if self.profile.links == "blocking" else self.now
         if self.profile.links == "serial":
             leaves = max(leaves, self.pair_free.get(pair, 0))
             self.pair_free[pair] = leaves + self.profile.occupancy_ns
-        if self.profile.links == "blocking":
-            heappush(self.moments, leaves + self.profile.occupancy_ns)
         self.arrival[op] = leaves + self.profile.occupancy_ns + self.profile.latency_ns
         heappush(self.moments, self.arrival[op])
 
@@ -209,6 +219,8 @@ class _World:
         op = self.compute[at].pop()
         self.at_work[at] = op
         self.begin(op)
+        if op in self.costs.behind:
+            self.times.start_ns[self.costs.behind[op]] = self.now
 
     def may_grant(self, op: Op, at: int) -> bool:
         """Whether the next op of the program that allocates can be granted its memory now."""

@@ -33,7 +33,7 @@ def check_times(trace: Trace, asap: bool = False) -> list[str]:
     problems = completeness(schedule) + level_problems(schedule, profile)
     problems += split_problems(schedule, profile)
     if profile.offload is None:
-        if any(op.kind in (O, R) for program in schedule.programs for op in program):
+        if any(op.kind in (O, R) for program in schedule.flat_programs for op in program):
             problems.append(
                 f"the trace offloads, but the profile {profile.name} has no offload section"
             )
@@ -42,7 +42,7 @@ def check_times(trace: Trace, asap: bool = False) -> list[str]:
     if problems:
         return problems
     facts = _Facts(trace)
-    for rule in (_durations, _inputs, _streams, _engines, _links, _grants, _memory):
+    for rule in (_durations, _halves, _inputs, _streams, _engines, _links, _grants, _memory):
         problems += rule(facts)
     problems += host_problems(schedule, profile, facts.start, facts.end)
     if asap:
@@ -55,7 +55,7 @@ class _Facts:
 
     def __init__(self, trace: Trace) -> None:
         self.schedule, self.profile = trace.schedule, trace.profile
-        self.programs = self.schedule.programs
+        self.programs = self.schedule.flat_programs
         self.costs = Costs(self.schedule, self.profile)
         flat = [op for program in self.programs for op in program]
         self.start: dict[Op, int] = dict(zip(flat, trace.start_ns.tolist(), strict=True))
@@ -84,8 +84,10 @@ class _Facts:
 
     def sending(self, op: Op) -> int:
         """Return how long the message of a compute op blocks its device after its end."""
-        sends = op in self.senders and self.profile.links == "blocking"
-        return self.profile.occupancy_ns if sends else 0
+        if self.profile.links != "blocking":
+            return 0
+        halves = (op, self.costs.behind.get(op))
+        return self.profile.occupancy_ns * sum(half in self.senders for half in halves)
 
     def name(self, op: Op) -> str:
         return f"device {self.device[op]}: {op}"
@@ -119,10 +121,13 @@ def _arrivals(facts: _Facts) -> dict[tuple[Op, Op], int]:
                 pair = (facts.device[need], to)
                 sent.setdefault(pair, []).append((facts.end[need], need, op))
     found = {}
+    sending = {need for messages in sent.values() for _, need, _ in messages}
     for messages in sent.values():
         free = 0
         for ready, need, op in sorted(messages):
             leaves = max(ready, free) if facts.profile.links == "serial" else ready
+            if facts.profile.links == "blocking" and facts.costs.ahead.get(need) in sending:
+                leaves += facts.profile.occupancy_ns  # the F of its pair has sent first
             free = leaves + facts.profile.occupancy_ns
             found[need, op] = free + facts.profile.latency_ns
     return found
@@ -138,6 +143,13 @@ def _durations(facts: _Facts) -> Iterator[str]:
             yield (
                 f"{facts.name(op)} at {format_time(start)} lasts {measured}, by the profile {planned}"
             )
+
+
+def _halves(facts: _Facts) -> Iterator[str]:
+    for back, forward in facts.costs.ahead.items():
+        if facts.start[back] != facts.start[forward]:
+            at, other = format_times(facts.start[back], facts.start[forward])
+            yield f"{facts.name(back)} starts at {at}, and {forward}, one op with it, at {other}"
 
 
 def _inputs(facts: _Facts) -> Iterator[str]:
@@ -157,7 +169,7 @@ def _inputs(facts: _Facts) -> Iterator[str]:
 def _streams(facts: _Facts) -> Iterator[str]:
     for program in facts.programs:
         yield from _one_at_a_time(
-            facts, [op for op in program if op.kind in COMPUTE], "the program", "the compute stream"
+            facts, facts.costs.streamed(program), "the program", "the compute stream"
         )
 
 
@@ -248,7 +260,7 @@ def host_problems(
     behind = offload.nvme if offload.nvme is not None and offload.nvme.write_behind else None
     size, costs, problems = profile.devices_per_node, Costs(schedule, profile), []
     for node in range(0, profile.devices, size):
-        ops = [op for program in schedule.programs[node : node + size] for op in program]
+        ops = [op for program in schedule.flat_programs[node : node + size] for op in program]
         bytes_of = {op: costs.moved(op) for op in ops}
         copies = [op for op in ops if op.kind in (O, R)]
         steps = [(end[op], 0, -bytes_of[op], op) for op in copies if staged or op.kind is R]
@@ -322,7 +334,7 @@ def _early_compute(facts: _Facts) -> Iterator[str]:
     for device, program in enumerate(facts.programs):
         room, free, granted = _room(facts, device), 0, 0
         for op in program:
-            if op.kind in COMPUTE:
+            if op.kind in COMPUTE and op not in facts.costs.ahead:
                 could = max([free, *(there for _, there in facts.inputs(op))])
                 if facts.costs.asks(op):
                     could = max(could, granted, room[op])

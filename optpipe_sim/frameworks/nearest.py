@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import Deadlock, OptPipeError
 from ..ops import BW, B, C, O, W
 from ..profile import CostProfile
-from ..schedule import Schedule
+from ..schedule import Schedule, require_no_pairs
 from ..sim import simulate, simulate_or_report
 from ..trace import Trace
 from ..units import counted, format_size, format_time
@@ -159,7 +159,7 @@ def _stripped(schedule: Schedule, nearest: Schedule) -> Iterator[tuple[str, str,
         )
         yield "levels", text, count, left
     offloaded, theirs = (
-        {(op.stage, op.microbatch) for ops in one.programs for op in ops if op.kind is O}
+        {(op.stage, op.microbatch) for ops in one.flat_programs for op in ops if op.kind is O}
         for one in (left, nearest)
     )
     if offloaded and offloaded != theirs:
@@ -185,6 +185,7 @@ def _other_levels(schedule: Schedule, nearest: Schedule) -> int:
 
 def _fused(schedule: Schedule) -> Schedule:
     """Replace each B by a BW and drop the W's."""
+    require_no_pairs(schedule, "the export")
     table = schedule.table.copy()
     table[table[:, 0] == B, 0] = BW
     kept = table[:, 0] != W

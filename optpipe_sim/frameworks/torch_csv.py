@@ -1,7 +1,7 @@
 """Compute orders in the CSV format of torch.distributed.pipelining, and back.
 
 One row per rank, one cell per action, ``<stage><TYPE><microbatch>``: torch's ``F`` is our F, its
-``I`` (backward, input) our B, its ``W`` our W and its ``B`` (full backward) our BW. Torch has no
+``I`` (backward, input) our B, its ``W`` our W and its ``B`` (full backward) our BW; a pair is ``(0F3;7B1)OVERLAP_F_B``. Torch has no
 notation for O and R: a schedule with offloads is refused, unless they are left out (`losses`).
 Messages are left out, as torch adds them itself.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..errors import InvalidSchedule
 from ..files import read_text, write_text
-from ..ops import BW, B, F, Op, W
+from ..ops import BW, B, F, Op, Pair, W
 from ..schedule import Schedule, Shape
 from .losses import leave_out
 
@@ -49,7 +49,9 @@ def torch_csv(schedule: Schedule, without: Collection[str] = ()) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _action(op: Op) -> str:
+def _action(op: Op | Pair) -> str:
+    if isinstance(op, Pair):
+        return f"({_action(op.forward)};{_action(op.backward)})OVERLAP_F_B"
     if op.kind not in _TO_TORCH:
         raise InvalidSchedule(f"torch-csv cannot express {op}")
     return f"{op.stage}{_TO_TORCH[op.kind]}{op.microbatch}"
@@ -66,8 +68,8 @@ def from_torch_csv(text: str, source: str = "torch csv") -> Schedule:
     """Read the schedule from a CSV of torch; its shape follows from the actions.
 
     Empty cells (idle steps) and what torch adds when it lowers a schedule (SEND, RECV, UNSHARD,
-    RESHARD, REDUCE_GRAD) are skipped; an overlapped pair ``(0F3;7B1)OVERLAP_F_B`` becomes its two
-    ops, one after the other.
+    RESHARD, REDUCE_GRAD) are skipped; ``(0F3;7B1)OVERLAP_F_B`` becomes a pair, and what else torch overlaps its ops, one after
+    the other.
 
     Args:
         text: one row per rank.
@@ -78,9 +80,13 @@ def from_torch_csv(text: str, source: str = "torch csv") -> Schedule:
             schedule (a stage on two ranks, stages that do not divide over the ranks).
     """
     rows = [row for row in csv.reader(io.StringIO(text)) if row]  # empty lines are no ranks
-    programs = [
+    entries = [
         [op for cell in row for op in _ops(cell.strip(), f"{source}: rank {rank}")]
         for rank, row in enumerate(rows)
+    ]
+    programs = [
+        [op for one in program for op in (one if isinstance(one, Pair) else (one,))]
+        for program in entries
     ]
     ranks: dict[int, int] = {}
     for rank, program in enumerate(programs):
@@ -101,7 +107,7 @@ def from_torch_csv(text: str, source: str = "torch csv") -> Schedule:
         )
     microbatches = 1 + max(op.microbatch for program in programs for op in program)
     placement = tuple(ranks[stage] for stage in range(stages))
-    return Schedule(Shape(len(rows), stages // len(rows), microbatches, placement), programs)
+    return Schedule(Shape(len(rows), stages // len(rows), microbatches, placement), entries)
 
 
 def load_torch_csv(path: str | os.PathLike[str]) -> Schedule:
@@ -118,14 +124,18 @@ def load_schedule(path: str | os.PathLike[str]) -> Schedule:
     return load_torch_csv(path) if str(path).endswith(".csv") else Schedule.load(path)
 
 
-def _ops(cell: str, where: str) -> list[Op]:
-    """Return the ops of a cell: none, one, or the two of an overlapped pair."""
+def _ops(cell: str, where: str) -> list[Op | Pair]:
+    """Return the entries of a cell: none, an op, a pair, or the ops of what else is overlapped."""
     if not cell or _LOWERED.fullmatch(cell):
         return []
     if found := _ACTION.fullmatch(cell):
         return [Op(_FROM_TORCH[found[2]], int(found[1]), int(found[3]))]
     if found := _OVERLAPPED.fullmatch(cell):
-        return [op for part in found[1].split(";") for op in _ops(part.strip(), where)]
+        parts = [op for part in found[1].split(";") for op in _ops(part.strip(), where)]
+        ops = [op for op in parts if isinstance(op, Op)]
+        if [op.kind for op in ops] in ([F, B], [F, BW]):
+            return [Pair(*ops)]
+        return parts
     raise InvalidSchedule(
         f"{where}: {cell!r} is not an action; expected STAGE, one of F I W B, MICROBATCH, as in 2F0"
     )

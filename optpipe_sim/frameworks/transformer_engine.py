@@ -121,7 +121,7 @@ def _calls(lowered: Lowered, rank: int, held: Sequence[int]) -> Iterator[Op | Ca
             op = leaving.pop(0)
             yield Call(RELEASE, numbers[op.stage, op.microbatch])
 
-    for op in lowered.schedule.programs[rank]:
+    for op in lowered.schedule.flat_programs[rank]:
         key = op.stage, op.microbatch
         for needed in lowered.waits.get(op, ()):
             yield from release(needed)

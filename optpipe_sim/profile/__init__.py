@@ -65,6 +65,8 @@ class CostProfile:
         microbatch_time, microbatch_bytes: a factor per microbatch, of the times of compute ops (but for the overhead), and of sizes
             and the times of copies; None: all 1. A schedule then needs as many microbatches.
         execution: how a trainer issues the work; see `issued`.
+        pair_hidden: what a pair, an F and a backward as one op, takes less than the two one after the other, in ns: one number, or by
+            the stage of its F and that of its backward. It is at most the time of either.
         slices: into how many slices the sequence of a microbatch is cut; with more than one, every
             stage has the cost of each (`StageCost.slices`).
         meta: provenance and notes; plain data, not part of the costs. `items`: the model by layers.
@@ -88,6 +90,7 @@ class CostProfile:
     microbatch_time: tuple[Fraction, ...] | None = None
     microbatch_bytes: tuple[Fraction, ...] | None = None
     execution: Execution = IDEAL
+    pair_hidden: int | tuple[tuple[int, ...], ...] = 0
     meta: dict[str, Any] = field(default_factory=dict, compare=False)
     items: tuple[Item, ...] = field(default=(), compare=False)
     memory_unknown: str = ""
@@ -113,7 +116,7 @@ class CostProfile:
         for cost in self.stages:
             check_slices(cost)
         if self.links not in LINKS:
-            raise ProfileError(f"links: expected {', '.join(LINKS)}, got {self.links!r}")
+            raise ProfileError(f"links: expected latency, serial or blocking, got {self.links!r}")
         for key in ("latency_ns", "occupancy_ns"):
             if not 0 <= getattr(self, key) <= MAX_TIME_NS:
                 raise ProfileError(
@@ -129,6 +132,20 @@ class CostProfile:
         if self.offload is not None:
             check_offload(self.offload, self.devices, self.stages, self.placement)
         self._settle_factors()
+        self._check_hidden()
+
+    def _check_hidden(self) -> None:
+        given = self.pair_hidden
+        rows = ((given,),) if isinstance(given, int) else tuple(map(tuple, given))
+        count = len(self.stages)
+        if not isinstance(given, int):
+            if len(rows) != count or any(len(row) != count for row in rows):
+                raise ProfileError(
+                    f"pair_hidden: must be a number, or a list of {count} lists of {count}"
+                )
+            object.__setattr__(self, "pair_hidden", rows)
+        if any(not 0 <= value <= MAX_TIME_NS for row in rows for value in row):
+            raise ProfileError(f"pair_hidden: must be from 0 to {format_time(MAX_TIME_NS)}")
 
     def _settle_factors(self) -> None:
         """Check the factors of microbatches; factors that are all 1 are as none."""
@@ -194,6 +211,13 @@ class CostProfile:
         """Duration, allocation and release of every op, by kind, stage and treatment."""
         return make_table(self.stages)
 
+    def hidden_ns(self, forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
+        """Return `pair_hidden` of pairs of these stages, before it is limited to what either op takes."""
+        if isinstance(self.pair_hidden, int):
+            return np.full(len(forward), self.pair_hidden, np.int64)
+        found: np.ndarray = np.array(self.pair_hidden, np.int64)[forward, backward]
+        return found
+
     @property
     def alike(self) -> bool:
         """Whether all microbatches cost the same."""
@@ -219,8 +243,15 @@ class CostProfile:
         """
         if time == size == 1:
             return self.stages
+
+        def scaled(cost: StageCost) -> StageCost:
+            if not cost.slices:
+                return for_factors(cost, time, size)
+            parts = [for_factors(part, time, size) for part in cost.slices]
+            return join(parts, cost.static_bytes, cost.layers)
+
         try:
-            return tuple(for_factors(one, time, size) for one in self.stages)
+            return tuple(map(scaled, self.stages))
         except ProfileError as error:
             raise ProfileError(
                 f"microbatch_time: a microbatch of {float(time):g}: {error}"
@@ -475,7 +506,23 @@ class CostProfile:
             chunks=chunks,
             placement=placed,
             stages=tuple(with_overhead(cost, self.overhead_ns) for cost in stages),
+            pair_hidden=self._hidden_for(len(stages), 1),
         )
+
+    def _hidden_for(self, count: int, cut: Fraction | int) -> int | tuple[tuple[int, ...], ...]:
+        """Return `pair_hidden` of the same model in `count` stages, on sequences `cut` times as long: in proportion to the work of a
+        stage, as what is hidden is the work of its layers."""
+        old = len(self.stages)
+        if count == old and cut == 1:
+            return self.pair_hidden
+
+        def share(value: int) -> int:
+            return round_half_up(Fraction(value * old, count) * cut)
+
+        if isinstance(self.pair_hidden, int):
+            return share(self.pair_hidden)
+        at = [stage * old // count for stage in range(count)]
+        return tuple(tuple(share(self.pair_hidden[one][other]) for other in at) for one in at)
 
     @cached_property
     def most_chunks(self) -> int | None:
@@ -550,7 +597,8 @@ class CostProfile:
                 f" {slices}"
             )
         whole = tuple(with_overhead(cost, self.overhead_ns) for cost in stages)
-        return replace(self, slices=slices, stages=whole)
+        hidden = self._hidden_for(len(whole), Fraction(self.slices, slices))
+        return replace(self, slices=slices, stages=whole, pair_hidden=hidden)
 
     def map_stages(self, by: Callable[[int, StageCost], StageCost]) -> CostProfile:
         """Return the profile with each stage's cost changed, slice by slice: ``by(stage, cost) -> cost``; items are dropped."""

@@ -47,6 +47,11 @@ def profile_to_json(profile: CostProfile) -> dict[str, Any]:
         data["memory_limit_bytes"] = limit[0] if len(set(limit)) == 1 else list(limit)
     if profile.overhead_ns:
         data["t_overhead_ns"] = profile.overhead_ns
+    if profile.pair_hidden:
+        hidden = profile.pair_hidden
+        data["pair_hidden_ns"] = (
+            hidden if isinstance(hidden, int) else [list(row) for row in hidden]
+        )
     for key in ("microbatch_time", "microbatch_bytes"):
         if getattr(profile, key) is not None:
             data[key] = [as_number(factor) for factor in getattr(profile, key)]

@@ -158,7 +158,7 @@ def gaps(trace: Trace) -> list[Gap]:
 
 def _idle(reasons: Reasons, device: int) -> list[Gap]:
     trace = reasons.trace
-    program = [op for op in trace.schedule.programs[device] if op.kind in COMPUTE]
+    program = [op for op in trace.schedule.flat_programs[device] if op.kind in COMPUTE]
     gaps: list[Gap] = []
 
     def add(start: int, end: int, cause: str, op: Op | None, by: Op | None, text: str) -> None:

@@ -55,7 +55,7 @@ class Reasons:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         schedule = trace.schedule
-        flat = [op for program in schedule.programs for op in program]
+        flat = [op for program in schedule.flat_programs for op in program]
         self.start: dict[Op, int] = dict(zip(flat, trace.start_ns.tolist(), strict=True))
         self.end: dict[Op, int] = dict(zip(flat, trace.end_ns.tolist(), strict=True))
         self.grant: dict[Op, int] = dict(zip(flat, trace.grant_ns.tolist(), strict=True))
@@ -84,7 +84,7 @@ class Reasons:
     def before(self) -> dict[Op, Op]:
         """For each op, the op before it on the compute stream or the copy engine."""
         found = {}
-        for program in self.trace.schedule.programs:
+        for program in self.trace.schedule.flat_programs:
             compute = [op for op in program if op.kind in COMPUTE]
             for queue in (compute, *engines(self.trace.profile, program)):
                 found.update({op: before for before, op in pairwise(queue)})
@@ -122,7 +122,7 @@ class Reasons:
     @cached_property
     def anchor(self) -> dict[Op, Op | None]:
         """For each R, the compute op before it in its program."""
-        programs = self.trace.schedule.programs
+        programs = self.trace.schedule.flat_programs
         return {op: found for program in programs for op, found in anchors(program).items()}
 
     @cached_property
@@ -133,7 +133,7 @@ class Reasons:
         if trace.memory_limit is None or not trace.fits:
             return {}
         profile = trace.profile
-        for device, program in enumerate(trace.schedule.programs):
+        for device, program in enumerate(trace.schedule.flat_programs):
             ends = sorted(
                 (op for op in program if self.releases[op]),
                 key=lambda op: (self.end[op], self.start[op]),

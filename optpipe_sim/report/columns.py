@@ -78,7 +78,7 @@ class TraceColumns:
     def reasons(self) -> list[Reason]:
         """What each op waited for last."""
         reasons = Reasons(self.trace)
-        return [last_reason(reasons, op) for ops in self.trace.schedule.programs for op in ops]
+        return [last_reason(reasons, op) for ops in self.trace.schedule.flat_programs for op in ops]
 
     @cached_property
     def idle(self) -> list[Gap]:

@@ -212,7 +212,7 @@ def is_run_of(measured: Trace, predicted: Trace) -> bool:
     if not predicted.fits:  # its times are those without the limit
         profile = replace(profile, memory_limit=None)
     lowered = lower(predicted.schedule, profile)
-    if lowered.schedule.programs != measured.schedule.programs:
+    if lowered.schedule.flat_programs != measured.schedule.flat_programs:
         return False
     return predicted.profile == measured.profile or not _is_replay(measured)
 

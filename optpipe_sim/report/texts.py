@@ -36,7 +36,7 @@ def op_texts(trace: Trace, reasons: Sequence[Reason]) -> Texts:
     """Of each op its name, place and length, what it waited for (`reasons`, the last of each), and
     its bytes."""
     schedule, placement = trace.schedule, trace.profile.placement
-    ops = [op for program in schedule.programs for op in program]
+    ops = [op for program in schedule.flat_programs for op in program]
     waited = np.sum(list(trace.waits_ns.values()), axis=0).tolist()
     costs = op_costs(schedule, trace.profile)
     sizes = zip(costs.allocated_bytes.tolist(), costs.released_bytes.tolist(), strict=True)

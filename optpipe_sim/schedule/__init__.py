@@ -13,7 +13,23 @@ import numpy as np
 
 from ..errors import InvalidSchedule
 from ..files import read_mapping, write_text
-from ..ops import ALL_RULES, BW, TRANSFERS, B, C, F, O, Op, OpKind, R, SliceOp, W, parse_op
+from ..ops import (
+    ALL_RULES,
+    BW,
+    TRANSFERS,
+    B,
+    C,
+    F,
+    O,
+    Op,
+    OpKind,
+    Pair,
+    R,
+    SliceOp,
+    W,
+    parse_entry,
+    parse_op,
+)
 from ..units import counted, html_table
 from .files import FORMAT, VERSION, read_fields
 from .levels import Levels as Levels
@@ -28,7 +44,8 @@ class Schedule:
 
     Args:
         shape: devices, chunks, microbatches and placement.
-        programs: per device, its ops, as `Op` or in notation (``"F0.3"``).
+        programs: per device, its ops, as `Op` or in notation (``"F0.3"``); a forward and a backward that run as one op are one
+            entry, a `Pair` or ``"F2.7+BW2.4"``.
         link_order: transfers in the order a shared link serves them, keyed by host-link group and
             direction (``"0/O"``, ``"0/R"``, or ``"0/OR"`` where one link serves both).
         meta: notes to keep with the schedule (plain data); not part of its identity.
@@ -45,7 +62,7 @@ class Schedule:
     def __init__(
         self,
         shape: Shape,
-        programs: Sequence[Iterable[Op | str]],
+        programs: Sequence[Iterable[Op | Pair | str]],
         link_order: Mapping[str, Iterable[Op | str]] | None = None,
         meta: Mapping[str, Any] | None = None,
         recompute: Mapping[str, str] | Levels | None = None,
@@ -54,7 +71,10 @@ class Schedule:
             raise InvalidSchedule(
                 f"programs: {len(programs)} programs for {shape.devices} devices; give one per device"
             )
-        rows = [list(map(_as_op, program)) for program in programs]
+        entries = [list(map(_as_entry, program)) for program in programs]
+        rows = [_flat(program) for program in entries]
+        pairs = [_pairs(program) for program in entries]
+        self.paired: np.ndarray = np.array([one for program in pairs for one in program], bool)
         self.shape = shape
         self.offsets = np.cumsum([0, *map(len, rows)])
         for device, program in enumerate(rows):
@@ -84,12 +104,15 @@ class Schedule:
         link_order: Mapping[str, Iterable[Op | str]] | None = None,
         meta: Mapping[str, Any] | None = None,
         recompute: Mapping[str, str] | Levels | None = None,
+        paired: np.ndarray | None = None,
     ) -> Schedule:
         """Make a schedule from arrays: `table` (ops, 3) of kind, stage, unit (see `Shape`); device d's
-        program is the rows ``offsets[d]:offsets[d+1]``."""
+        program is the rows ``offsets[d]:offsets[d+1]``; `paired` (ops,) says which F's are one op with the
+        backward in the row after (default: none)."""
         schedule = cls(shape, [()] * shape.devices, link_order, meta, recompute)
         schedule.table = np.ascontiguousarray(table, dtype=np.int32).reshape(-1, 3)
         schedule.offsets = np.asarray(offsets)
+        schedule.paired = np.zeros(len(table), bool) if paired is None else np.asarray(paired, bool)
         schedule._check_range()
         return schedule
 
@@ -154,9 +177,36 @@ class Schedule:
         said = str(self.meta.get("family", ""))
         return said.startswith("split") or bool((self.table[:, 0] == W).any())
 
+    @property
+    def has_pairs(self) -> bool:
+        """Whether any forward and backward run as one op."""
+        return bool(self.paired.any())
+
     @cached_property
-    def programs(self) -> tuple[tuple[Op, ...], ...]:
-        """Per device, its ops in issue order."""
+    def second(self) -> np.ndarray:
+        """(ops,) whether an op is the backward of a pair, which starts and ends with the F in the row before."""
+        return np.concatenate(([False], self.paired[:-1]))
+
+    @cached_property
+    def programs(self) -> tuple[tuple[Op | Pair, ...], ...]:
+        """Per device, its entries in issue order: ops, and pairs of a forward and a backward that run as one."""
+        if not self.has_pairs:
+            return self.flat_programs
+        found, row = [], 0
+        for program in self.flat_programs:
+            entries: list[Op | Pair] = []
+            for op in program:
+                if row and self.paired[row - 1]:
+                    entries[-1] = Pair(entries[-1], op)  # type: ignore[arg-type]
+                else:
+                    entries.append(op)
+                row += 1
+            found.append(tuple(entries))
+        return tuple(found)
+
+    @cached_property
+    def flat_programs(self) -> tuple[tuple[Op, ...], ...]:
+        """Per device, its ops in issue order, those of pairs one by one, as in `table`."""
         make = self.shape.op if self.shape.slices > 1 else Op
         ops = [make(_KINDS[kind], stage, unit) for kind, stage, unit in self.table.tolist()]
         bounds = self.offsets.tolist()
@@ -229,6 +279,7 @@ class Schedule:
             and self.shape == other.shape
             and np.array_equal(self.offsets, other.offsets)
             and np.array_equal(self.table, other.table)
+            and np.array_equal(self.paired, other.paired)
             and self.link_order == other.link_order
             and self.recompute == other.recompute
         )
@@ -268,13 +319,25 @@ class Schedule:
         }
         if "programs" in changes:
             return Schedule(self.shape, **parts)
-        rows = {"table": self.table, "offsets": self.offsets}
+        rows: dict[str, Any] = {
+            "table": self.table,
+            "offsets": self.offsets,
+            "paired": self.paired,
+        }
+        if len(changes.get("table", self.table)) != len(self.table):
+            if self.has_pairs and "paired" not in changes:
+                raise InvalidSchedule("table: say which ops are pairs, as the schedule has some")
+            rows["paired"] = None
         return Schedule.from_table(self.shape, **{**rows, **parts})
 
     def only(self, kept: np.ndarray, **changes: Any) -> Schedule:
         """Return a copy with the rows of the table that are `kept` (a mask), and with the `changes` of `replace`."""
         lengths = np.bincount(self.devices[kept], minlength=self.shape.devices)
-        rows = {"table": self.table[kept], "offsets": np.cumsum([0, *lengths])}
+        rows = {
+            "table": self.table[kept],
+            "offsets": np.cumsum([0, *lengths]),
+            "paired": self.paired[kept],
+        }
         return self.replace(**{**rows, **changes})
 
     def without_offloads(self, chosen: np.ndarray, **changes: Any) -> Schedule:
@@ -358,6 +421,31 @@ class Schedule:
         return cls(shape, programs, links, recompute=recompute)
 
 
+def _flat(program: Iterable[Op | Pair]) -> list[Op]:
+    """Return the ops of a program, those of pairs one by one."""
+    return [op for one in program for op in (one if isinstance(one, Pair) else (one,))]
+
+
+def _pairs(program: Iterable[Op | Pair]) -> list[bool]:
+    """Return which of these ops are an F that is one op with the next."""
+    return [
+        first for one in program for first in ((True, False) if isinstance(one, Pair) else (False,))
+    ]
+
+
+def require_no_pairs(schedule: Schedule, what: str) -> None:
+    """Refuse pairs where `what` does not know them.
+
+    Raises:
+        InvalidSchedule: names the first pair.
+    """
+    if schedule.has_pairs:
+        row = int(schedule.paired.argmax())
+        raise InvalidSchedule(
+            f"{Pair(schedule.op(row), schedule.op(row + 1))} is a pair, which {what} cannot run as one op"
+        )
+
+
 def encode(shape: Shape, kind: Any, stage: Any, unit: Any) -> Any:
     """Return the code of an op (or, with arrays, of many); see `Schedule.codes`."""
     return (kind * shape.stages + stage) * shape.units + unit
@@ -407,3 +495,11 @@ def validate(schedule: Schedule) -> None:
 
 def _as_op(op: Op | str) -> Op:
     return op if isinstance(op, Op) else parse_op(op)
+
+
+def _as_entry(entry: Op | Pair | str) -> Op | Pair:
+    if isinstance(entry, Op):
+        return entry
+    if isinstance(entry, Pair):
+        return parse_entry(str(entry))  # checks the kinds
+    return parse_entry(entry)

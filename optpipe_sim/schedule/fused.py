@@ -41,6 +41,7 @@ def fuse(schedule: Schedule, profile: CostProfile) -> Schedule:
         schedule.link_order,
         schedule.meta,
         schedule.levels,
+        schedule.paired[kept],
     )
 
 

@@ -72,6 +72,7 @@ COMMON: dict[str, Callable[[str], Any]] = {"recompute": str, "layers": int, "apa
 _CHUNKS = {"chunks": int}
 _SLICES = {"slices": int}  # an option of all schedules for which `build` can cut sequences
 _GROUPED = {"chunks": int, "group": int}
+_PAIRS = {"pairs": parse_yes_no}
 _STRETCHED = {"early": int, "late": int}
 _PLANNED: dict[str, Callable[[str], Any]] = {"limit": written_size, "chunks": int, "placement": str}
 
@@ -82,7 +83,7 @@ REGISTRY: dict[str, Entry] = {
     "gpipe": Entry("classic", "gpipe", title="GPipe", keeps=ALL, common=True, torch="GPipe"),
     "1f1b": Entry("classic", "one_f_one_b", keeps=IN_FLIGHT, common=True, torch="1F1B"),
     "1f1b-i": Entry(
-        "classic", "interleaved_1f1b", _GROUPED, runs=_LOOP, keeps=ALL, common=True,
+        "classic", "interleaved_1f1b", {**_GROUPED, **_PAIRS}, runs=_LOOP, keeps=ALL, common=True,
         torch="Interleaved1F1B",
     ),
     "zb-h1": Entry("zero_bubble", "zb_h1", keeps=IN_FLIGHT, common=True),
@@ -105,7 +106,7 @@ REGISTRY: dict[str, Entry] = {
         "pipeoffload", "po_f", {**_GROUPED, **_SLICES}, runs=_LOOP, offloads=True, slow=9
     ),
     "dualpipe-v": Entry(
-        "dualpipe", "dualpipe_v", title="DualPipeV", runs=_VEE, keeps=ALL, common=True
+        "dualpipe", "dualpipe_v", _PAIRS, title="DualPipeV", runs=_VEE, keeps=ALL, common=True
     ),
     "seq1f1b": Entry("sliced.seq1f1b", "seq1f1b", _SLICES, keeps=IN_FLIGHT, sliced=True),
     "seq1f1b-i": Entry(

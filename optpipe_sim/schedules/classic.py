@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..errors import InvalidSchedule
-from ..ops import BW, F, Op
+from ..ops import BW, F, Op, Pair
 from ..profile import CostProfile
 from ..schedule import Schedule
 from . import default_chunks
@@ -68,7 +68,11 @@ def one_f_one_b_of(
 
 
 def interleaved_1f1b(
-    profile: CostProfile, microbatches: int, chunks: int | None = None, group: int | None = None
+    profile: CostProfile,
+    microbatches: int,
+    chunks: int | None = None,
+    group: int | None = None,
+    pairs: bool = False,
 ) -> Schedule:
     """Run 1F1B on v chunks per device in a loop (1F1B-I): 1/v of the bubble, v times the messages.
 
@@ -86,6 +90,9 @@ def interleaved_1f1b(
         microbatches: m; with groups of p a multiple of p.
         chunks: v; default: the profile's own where it has more than one, else 2.
         group: g, from p to m; m mod g is 0 or at least p. Default: p.
+        pairs: each forward after the warm-up is one op with the backward beside it, as Megatron-LM's combined 1F1B runs them
+            (``--overlap-moe-expert-parallel-comm``), so that it hides the exchange of experts' tokens. A rank then starts with one forward
+            more, or a backward would need the forward of its own pair.
 
     Raises:
         InvalidSchedule: if p does not divide m, or if Megatron-LM does not accept `group`.
@@ -114,8 +121,12 @@ def interleaved_1f1b(
     for rank in range(p):
         forwards = [Op(F, chunk * p + rank, j) for chunk, j in turns]
         backwards = [Op(BW, (chunks - 1 - chunk) * p + rank, j) for chunk, j in turns]
-        warm_up = min(2 * (p - rank - 1) + (chunks - 1) * group, total)
-        programs.append(list(one_by_one(forwards, backwards, warm_up)))
+        warm_up = min(2 * (p - rank - 1) + (chunks - 1) * group + pairs, total)
+        program: list[Op | Pair] = list(one_by_one(forwards, backwards, warm_up))
+        if pairs:
+            paired = zip(forwards[warm_up:], backwards, strict=False)
+            program[warm_up : 2 * total - warm_up] = [Pair(*both) for both in paired]
+        programs.append(program)
     return Schedule(costs.shape(microbatches), programs)
 
 

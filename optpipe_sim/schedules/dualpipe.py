@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from ..errors import InvalidSchedule
-from ..ops import BW, B, F, Op, OpKind, W
+from ..ops import BW, B, F, Op, OpKind, Pair, W
 from ..profile import CostProfile
 from ..schedule import Schedule
 
@@ -15,7 +15,7 @@ class _Device:
 
     def __init__(self, stages: tuple[int, ...]) -> None:
         self.stages = stages
-        self.ops: list[Op] = []
+        self.ops: list[Op | Pair] = []
         self.forwards, self.backwards = [0, 0], [0, 0]
         self.put_off: deque[Op] = deque()
 
@@ -31,17 +31,26 @@ class _Device:
         if kind is B:
             self.put_off.append(op._replace(kind=W))
 
+    def pair(self, chunk: int) -> None:
+        """Append the next forward of a chunk and the next backward of the other as one op."""
+        self.forward(chunk)
+        self.backward(1 - chunk)
+        backward, forward = self.ops.pop(), self.ops.pop()
+        assert isinstance(forward, Op)
+        assert isinstance(backward, Op)
+        self.ops.append(Pair(forward, backward))
+
     def weights(self) -> None:
         """Append the oldest deferred W."""
         self.ops.append(self.put_off.popleft())
 
 
-def dualpipe_v(profile: CostProfile, microbatches: int) -> Schedule:
+def dualpipe_v(profile: CostProfile, microbatches: int, pairs: bool | None = None) -> Schedule:
     """Build DualPipe-V: eight phases per device; chunk 0 runs down the devices, chunk 1 back up.
 
-    A forward and its paired backward, which the authors overlap on the GPU, are two ops here, F
-    first. If every op takes one unit (BW two), the bubble is p - 1 units; at most 2p + 1 chunk
-    activations are held. Needs m >= 2p.
+    A forward and its paired backward, which the authors overlap on the GPU, are one op with `pairs` (default: where the profile says what
+    pairs hide), else two, F first. If every op takes one unit (BW two), the bubble is p - 1 units without pairs; with them it is
+    (p - 1)(F&B + BW - 3W), F&B being what a pair takes. At most 2p + 1 chunk activations are held. Needs m >= 2p.
 
     At p = 4, m = 8, one cell per unit::
 
@@ -63,11 +72,19 @@ def dualpipe_v(profile: CostProfile, microbatches: int) -> Schedule:
             f"dualpipe-v: needs at least 2 microbatches per device, {2 * p} for {p} devices, got {m}"
         )
     shape = costs.shape(m)
-    programs = [_program(_Device(shape.stages_of(rank)), rank, p, m) for rank in range(p)]
+    pairs = bool(costs.pair_hidden) if pairs is None else pairs
+    programs = [_program(_Device(shape.stages_of(rank)), rank, p, m, pairs) for rank in range(p)]
     return Schedule(shape, programs)
 
 
-def _program(device: _Device, rank: int, p: int, m: int) -> list[Op]:
+def _program(device: _Device, rank: int, p: int, m: int, pairs: bool) -> list[Op | Pair]:
+    def both(chunk: int) -> None:
+        if pairs:
+            device.pair(chunk)
+        else:
+            device.forward(chunk)
+            device.backward(1 - chunk)
+
     after = p - rank - 1  # the devices between this one and the turn of the vee
     for _ in range(2 * after):  # 1: F0
         device.forward(0)
@@ -78,15 +95,18 @@ def _program(device: _Device, rank: int, p: int, m: int) -> list[Op]:
         device.backward(1, B)
         device.weights()
         device.forward(1)
-    for _ in range(m - 2 * p + rank + 1):  # 4: F0 & BW1, F1 & BW0
-        device.forward(0)
-        device.backward(1)
-        device.forward(1)
-        device.backward(0)
+    for at in range(m - 2 * p + rank + 1):  # 4: F0 & BW1, F1 & BW0
+        if (
+            at == 0 and rank == p - 1 and pairs
+        ):  # the turn of the vee: this backward needs that forward
+            device.forward(0)
+            device.backward(1)
+        else:
+            both(0)
+        both(1)
     for _ in range(after):  # 5: BW1, F1 & BW0
         device.backward(1)
-        device.forward(1)
-        device.backward(0)
+        both(1)
     # 6: backwards of both chunks in turn, the later half with W deferred
     fused = rank + 1
     for at in range(2 * (rank + 1)):

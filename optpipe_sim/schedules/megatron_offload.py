@@ -71,7 +71,7 @@ def megatron_offload(
     base = one_f_one_b_of(profile, microbatches, chunks, group)
     moved = [cost.offloadable for cost in profile.for_shape(base.shape).stages]
     programs = []
-    for rank, program in enumerate(base.programs):
+    for rank, program in enumerate(base.flat_programs):
         offloaded = set(_spread(_eligible(program, moved, rank * delta), Fraction(fraction)))
         programs.append(list(_with_copies(program, offloaded)))
     return Schedule(base.shape, programs)

@@ -16,7 +16,7 @@ from ..errors import InvalidSchedule
 from ..op_table import make_table
 from ..ops import BW, B, C, O, R
 from ..profile import CostProfile
-from ..schedule import Schedule
+from ..schedule import Schedule, require_no_pairs
 from ..stage_cost import RecomputeLevel, StageCost
 from ..units import counted
 
@@ -154,6 +154,7 @@ def with_levels(schedule: Schedule, levels: Levels, apart: bool) -> Schedule:
 
 def taken_apart(schedule: Schedule) -> Schedule:
     """Turn the recomputation inside backwards into separate ops."""
+    require_no_pairs(schedule, "recomputation apart")
     kinds, stages, units = schedule.table.T
     back = np.isin(kinds, (B, BW)) & (schedule.levels.table[stages, units] > 0)
     rows = np.flatnonzero(back)

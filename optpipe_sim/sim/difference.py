@@ -222,7 +222,7 @@ def compare_traces(lowered: Lowered, measured: Trace, *, concurrent: bool = Fals
     Raises:
         InvalidSchedule: where the trace is of another schedule.
     """
-    if measured.schedule.programs != lowered.schedule.programs:
+    if measured.schedule.flat_programs != lowered.schedule.flat_programs:
         raise InvalidSchedule("the measured trace is of another schedule than the predicted one")
     found = Interference.of(lowered.profile) if concurrent else None
     corrected = None if found is None else replay_with_interference(lowered, found)

@@ -113,6 +113,7 @@ class _Run:
         self.taken: list[int] = costs.allocated_bytes.tolist()
         self.given: list[int] = costs.released_bytes.tolist()
         self.asks: list[bool] = costs.asks.tolist()
+        self.second: list[bool] = schedule.second.tolist()  # the backward of a pair
         size = len(schedule)
         self.start, self.end, self.grant = [-1] * size, [-1] * size, [-1] * size
         self.needs: list[list[int]] = [[] for _ in range(size)]
@@ -150,12 +151,14 @@ class _Run:
         for device, (first, last) in enumerate(bounds):
             anchor = -1 - device
             for row in range(first, last):
-                if self.kind[row] in COMPUTE:
+                if self.kind[row] in COMPUTE and not self.second[row]:
                     anchor = row
                 elif self.kind[row] == R:
                     self.anchored.setdefault(anchor, []).append(row)
             rows = range(first, last)
-            self.compute.append([row for row in rows if self.kind[row] in COMPUTE])
+            self.compute.append(
+                [row for row in rows if self.kind[row] in COMPUTE and not self.second[row]]
+            )
             self.memory.append(
                 _Memory(
                     self,
@@ -201,13 +204,18 @@ class _Run:
                 yield memory.ask(row, env.event())
             else:
                 self.grant[row] = self.now
-            self.start[row] = self.now
+            as_one = [row, row + 1] if self.second[row + 1 : row + 2] == [True] else [row]
+            for part in as_one:
+                self.start[part] = self.grant[part] = self.now
             for reload in self.anchored.get(row, ()):
                 self.anchor_started(reload)
             yield env.timeout(self.durations[row])
-            self.finish(row)
-            if self.sends_to[row] >= 0 and self.profile.sending_ns:
-                yield env.timeout(self.profile.sending_ns)
+            sending = 0  # the messages of a pair leave one after the other
+            for part in as_one:
+                self.finish(part, sending)
+                sending += self.profile.sending_ns * (self.sends_to[part] >= 0)
+            if sending:
+                yield env.timeout(sending)
 
     def transfers(self, queue: list[int]) -> _Process:
         """A queue of transfers: the head requests its link when it may start, and stays the head until it
@@ -254,8 +262,9 @@ class _Run:
         self.waiters.setdefault(row, []).append(event)
         return event
 
-    def finish(self, row: int) -> None:
-        """End an op: send its message, release its memory, wake the processes that wait for it."""
+    def finish(self, row: int, sending: int = 0) -> None:
+        """End an op: send its message, after another one for `sending` ns, release its memory, wake the processes that wait
+        for it."""
         now = self.end[row] = self.now
         target = self.sends_to[row]
         if target >= 0:
@@ -264,7 +273,7 @@ class _Run:
                 pair = (self.device[row], target)
                 depart = max(now, self.pair_free.get(pair, 0))
                 self.pair_free[pair] = depart + self.profile.occupancy_ns
-            self.ready[row] = depart + self.profile.t_comm_ns
+            self.ready[row] = depart + sending + self.profile.t_comm_ns
         self.memory[self.device[row]].release(self.given[row])
         for event in self.waiters.pop(row, ()):
             event.succeed()

@@ -22,6 +22,9 @@ class Ops(NamedTuple):
     taken: np.ndarray  # bytes allocated at the grant
     given: np.ndarray  # bytes released at the end
     asks: np.ndarray  # whether it is granted memory in program order
+    second: (
+        np.ndarray
+    )  # whether it is the backward of a pair, which starts and ends with the row before
     need_first: np.ndarray  # row r waits for the rows needs[need_first[r]:need_first[r + 1]]
     needs: np.ndarray
 
@@ -95,6 +98,8 @@ def begin(ops, world):
         last = -1
         for row in range(ops.offsets[device], ops.offsets[device + 1]):
             kind = ops.kind[row]
+            if ops.second[row]:
+                continue
             which = COMPUTE if kind < O else BACK if kind == R and not world.shared else OUT
             queue[which, fill[which]] = row
             fill[which] += 1

@@ -69,32 +69,41 @@ def _wake_link(s, link):
 
 @step
 def _send(ops, world, s, row, now):
-    """Send the message of a compute op that has ended: record when it arrives, and when the stream is free."""
-    device = ops.device[row]
+    """Send the message of a compute op, if it has one: record when it arrives; returns until when the stream is busy with it."""
+    if s.target[row] < 0:
+        return now
     depart = now
     if world.serial:
-        pair = device * len(s.computing) + s.target[row]
+        pair = ops.device[row] * len(s.computing) + s.target[row]
         depart = max(now, s.pair_free[pair])
         s.pair_free[pair] = depart + world.occupancy
-    if world.sending:
-        s.computing[device] = True
-        _push(s, now + world.sending, 2 * len(ops.kind) + row)
     s.ready[row] = depart + world.occupancy + world.latency
     _push(s, s.ready[row], len(ops.kind) + row)
+    return now + world.sending
+
+
+@step
+def _record_end(ops, s, row, now):
+    """Record the end of an op, and release what it gives."""
+    s.end[row] = now
+    s.ended_as[row] = s.counts[HAPPENED]
+    s.counts[HAPPENED] += 1
+    s.level[ops.device[row]] -= ops.given[row]
 
 
 @step
 def _finish(ops, world, s, row, now):
     """End an op: release its memory, its engine and its link, and send its message."""
     device = ops.device[row]
-    s.end[row] = now
-    s.ended_as[row] = s.counts[HAPPENED]
-    s.counts[HAPPENED] += 1
-    s.level[device] -= ops.given[row]
+    _record_end(ops, s, row, now)
     if ops.kind[row] < O:
-        s.computing[device] = False
-        if s.target[row] >= 0:
-            _send(ops, world, s, row, now)
+        free = _send(ops, world, s, row, now)
+        if row + 1 < len(ops.kind) and ops.second[row + 1]:
+            _record_end(ops, s, row + 1, now)
+            free = _send(ops, world, s, row + 1, free)
+        s.computing[device] = free > now
+        if free > now:
+            _push(s, free, 2 * len(ops.kind) + row)
         return
     which = 1 if ops.kind[row] == R else 0
     s.copying[0 if world.shared else which, device] = False
@@ -150,6 +159,8 @@ def _start_compute(ops, world, s, device, now):
         s.head[GRANTS, device] += 1
     s.start[row] = now
     _grant(s, row, now)
+    if row + 1 < len(ops.kind) and ops.second[row + 1]:
+        s.start[row + 1] = s.grant[row + 1] = now
     s.computing[device] = True
     s.head[COMPUTE, device] += 1
     _push(s, now + ops.duration_ns[row], row)

@@ -70,15 +70,23 @@ def build_graph(
     across = schedule.devices[waiting] != schedule.devices[needed]
     sending = np.zeros(size, np.int64)
     sending[needed[across]] = profile.sending_ns
+    # a pair is the node of its F; the backward's message leaves when the F's has been sent
+    later = np.where(schedule.second, np.roll(sending, 1), 0)
+    sending[:-1] += np.where(schedule.second, sending, 0)[1:]
+    one = np.arange(size) - schedule.second
     source, at_end, target, lag, reloads = paths.program_edges(
-        kinds, costs.asks, sending, schedule.offsets, profile.shares_copy_engine
+        np.where(schedule.second, -1, kinds),
+        costs.asks,
+        sending,
+        schedule.offsets,
+        profile.shares_copy_engine,
     )
-    grant_node = np.arange(size)
+    grant_node = one.copy()
     grant_node[kinds == R] = size + np.arange(reloads)
     sources, ends, targets = [source], [at_end], [target]
     lags = [lag]
 
-    def add(source: np.ndarray, target: np.ndarray, lag: int = 0) -> None:
+    def add(source: np.ndarray, target: np.ndarray, lag: int | np.ndarray = 0) -> None:
         sources.append(source)
         ends.append(np.ones(len(source), np.int64))
         targets.append(target)
@@ -86,11 +94,11 @@ def build_graph(
 
     # on one compute stream the program order implies edges that point forwards
     implied = ~across & (needed < waiting) & (kinds[needed] < O) & (kinds[waiting] < O)
-    add(needed[~across & ~implied], waiting[~across & ~implied])
+    add(one[needed[~across & ~implied]], waiting[~across & ~implied])
     for rows in link_order.values():
         add(np.asarray(rows[:-1], np.int64), np.asarray(rows[1:], np.int64))
     if waits is not None:
-        add(waits[1], grant_node[waits[0]])
+        add(one[waits[1]], grant_node[waits[0]])
     waiting, needed = waiting[across], needed[across]
     messages = 0
     if profile.links == "serial":
@@ -99,13 +107,13 @@ def build_graph(
         order = np.lexsort((needed, pair))
         node = size + reloads + np.arange(messages)
         follows = pair[order][1:] == pair[order][:-1]
-        add(needed[order], node)
+        add(one[needed[order]], node)
         add(node[:-1][follows], node[1:][follows])
         add(node, waiting[order], profile.latency_ns)
     else:
-        add(needed, waiting, profile.t_comm_ns)
+        add(one[needed], waiting, profile.t_comm_ns + later[needed])
     durations = np.zeros(size + reloads + messages, np.int64)
-    durations[:size] = costs.duration_ns
+    durations[:size] = np.where(schedule.second, 0, costs.duration_ns)
     durations[size + reloads :] = profile.occupancy_ns
     parts = (np.concatenate(part) for part in (sources, ends, targets, lags))
     order, first, inputs, lag = paths.sort_graph(len(durations), *parts)
@@ -118,7 +126,7 @@ def build_graph(
         inputs,
         lag,
         durations[order],
-        position[:size],
+        position[one],
         position[grant_node],
         np.where(order < size, order, -1),
         order >= size + reloads,

@@ -150,8 +150,11 @@ def _issue_order(
         )
         asks = op_costs(schedule, profile).asks[first:last].tolist()
         if schedule.shape.slices > 1:
-            pairs = [*pairs, *_around_last_slice(schedule.programs[device], schedule.shape.slices)]
-        order = _reorder(schedule.programs[device], profile, asks, pairs)
+            pairs = [
+                *pairs,
+                *_around_last_slice(schedule.flat_programs[device], schedule.shape.slices),
+            ]
+        order = _reorder(schedule.flat_programs[device], profile, asks, pairs)
         old_rows[first:last] = first + np.array(order)
     new_row = np.empty_like(old_rows)
     new_row[old_rows] = np.arange(len(old_rows))
@@ -164,6 +167,7 @@ def _issue_order(
             schedule.link_order,
             schedule.meta,
             schedule.levels,
+            schedule.paired[old_rows],
         ),
         new_row,
     )

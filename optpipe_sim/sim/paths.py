@@ -16,7 +16,7 @@ from ..compiled import compiled, step
 def program_edges(kinds, asks, sending, offsets, shared):
     """Return the edges that follow from the order of the programs, and the number of R's.
 
-    Node ``len(kinds) + k`` is the grant of the k-th R. `asks`: per row, whether it is granted memory
+    A kind of -1 is a row that is part of the one before. Node ``len(kinds) + k`` is the grant of the k-th R. `asks`: per row, whether it is granted memory
     in program order. `sending`: per row, how long its message keeps the compute stream busy, ns.
     Returns (source, at_end, target, lag) arrays.
     """
@@ -32,6 +32,8 @@ def program_edges(kinds, asks, sending, offsets, shared):
         queue = np.full(2, -1, np.int64)
         for row in range(offsets[device], offsets[device + 1]):
             kind = kinds[row]
+            if kind < 0:  # the backward of a pair
+                continue
             if kind < O:
                 if compute >= 0:
                     source[count], at_end[count], target[count] = compute, 1, row

@@ -67,6 +67,7 @@ def run_events(
             schedule.devices,
             schedule.offsets,
             *costs,
+            schedule.second,
             first,
             needed[order],
         ),

@@ -26,7 +26,9 @@ CHOOSING = ("optpipe", *those(lambda entry: entry.recomputes))
 # options of `optpipe` whose bounds do not hold for other rows
 RESTRICTING = {"limit", "treatments", "per_stage", "margin"}
 
-_Key = tuple[tuple[int, ...], int, bool, str, str]  # the key of schedules that share a lower bound
+_Key = tuple[
+    tuple[int, ...], int, bool, str, str, bool
+]  # the key of schedules that share a lower bound
 
 
 @dataclass(frozen=True)
@@ -321,10 +323,13 @@ class _Run:
         # A replay without the limit is compared with the bound without the limit.
         costs = trace.profile
         family = family_of(costs.chunks, schedule.issued_split)
-        key = (costs.placement, costs.slices, trace.fits, family, trace.objective)
+        pairs = schedule.has_pairs
+        key = (costs.placement, costs.slices, trace.fits, family, trace.objective, pairs)
         if key not in self.bounds:
             free = trace.profile if trace.fits else replace(trace.profile, memory_limit=None)
-            self.bounds[key] = lower_bound(free, microbatches, objective=trace.objective)
+            self.bounds[key] = lower_bound(
+                free, microbatches, objective=trace.objective, pairs=pairs
+            )
         self.bounds[key] = max(self.bounds[key], _proven(entry, schedule, trace.objective))
         self.found[name] = (trace, key, reason)
         return isinstance(entry, str) and bool(schedule.meta.get("interrupted"))

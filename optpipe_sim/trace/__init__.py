@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import OptPipeError
 from ..files import read_mapping, write_text
-from ..op_costs import kept_costs, moved_bytes, op_costs
+from ..op_costs import edges, kept_costs, moved_bytes, op_costs
 from ..ops import COMPUTE, O, Op, R
 from ..profile import CostProfile
 from ..profile.iteration import iteration_ns
@@ -119,7 +119,7 @@ class Trace:
     def spans(self) -> tuple[Span, ...]:
         """Every op with its times, device by device in program order."""
         times = zip(
-            (op for program in self.schedule.programs for op in program),
+            (op for program in self.schedule.flat_programs for op in program),
             self.schedule.devices.tolist(),
             self.start_ns.tolist(),
             self.end_ns.tolist(),
@@ -152,8 +152,8 @@ class Trace:
 
     @cached_property
     def compute_rows(self) -> tuple[np.ndarray, ...]:
-        """Per device, the rows of its compute ops in program order."""
-        compute = np.isin(self.schedule.table[:, 0], COMPUTE)
+        """Per device, the rows of its compute ops in program order; of a pair, that of its F."""
+        compute = np.isin(self.schedule.table[:, 0], COMPUTE) & ~self.schedule.second
         bounds = self.schedule.offsets
         return tuple(
             first + np.flatnonzero(compute[first:last]) for first, last in pairwise(bounds)
@@ -237,11 +237,15 @@ class Trace:
     @cached_property
     def messages(self) -> Messages:
         """The messages between devices; see docs/semantics.md for the kinds of links."""
-        waiting, needed = self.schedule.edges
+        waiting, needed = edges(self.schedule, self.profile)
         device = self.schedule.devices
         across = device[waiting] != device[needed]
         waiting, needed = waiting[across], needed[across]
-        ready = self.end_ns[needed]
+        sends = np.zeros(len(self.schedule), bool)
+        sends[needed] = True
+        # of a pair the backward's message leaves when the F's has been sent
+        later = self.schedule.second[needed] & sends[needed - 1]
+        ready = self.end_ns[needed] + later * self.profile.sending_ns
         depart = ready.copy()
         if self.profile.links == "serial":
             pair = device[needed] * self.profile.devices + device[waiting]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..op_costs import edges
 from ..ops import R
 
 # the causes of idle time
@@ -27,7 +28,7 @@ def waits_before_ops(trace: Any) -> dict[str, np.ndarray]:
     messages = trace.messages
     np.maximum.at(sent, messages.consumer, trace.end_ns[messages.producer])
     np.maximum.at(arrived, messages.consumer, messages.arrive_ns)
-    waiting, needed = trace.schedule.edges
+    waiting, needed = edges(trace.schedule, trace.profile)
     reload = trace.schedule.table[needed, 0] == R
     reloaded[waiting[reload]] = trace.end_ns[needed[reload]]
     waits = {cause: np.zeros(size, np.int64) for cause in WAITS}
@@ -37,8 +38,9 @@ def waits_before_ops(trace: Any) -> dict[str, np.ndarray]:
     rows = np.concatenate(trace.compute_rows)
     mark, start = before[rows], trace.start_ns[rows]
     if trace.profile.sending_ns:
-        sends = np.zeros(size, bool)
-        sends[messages.producer] = True
+        sends = np.zeros(size, np.int64)
+        sends[messages.producer] = 1
+        sends[:-1] += (sends * trace.schedule.second)[1:]  # of a pair, in the row of its F
         for own in trace.compute_rows:
             free = trace.end_ns[own[:-1]] + sends[own[:-1]] * trace.profile.sending_ns
             waits["communication"][own[1:]] = free - before[own[1:]]

@@ -215,9 +215,9 @@ def test_zb_h1_is_torchs_interleaved_zero_bubble_of_one_chunk(
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (4, 8), (4, 10)])
 def test_dualpipe_v_is_torchs(ranks: int, microbatches: int) -> None:
-    """Torch runs some pairs of a forward and a backward at once; in ours one follows the other."""
+    """Its pairs, too."""
     theirs = torchs("ScheduleDualPipeV", ranks, 2, microbatches)
-    assert ours("dualpipe-v", ranks, 2, microbatches) == theirs
+    assert ours("dualpipe-v:pairs=yes", ranks, 2, microbatches) == theirs
 
 
 def test_spaces_and_empty_lines_are_skipped() -> None:

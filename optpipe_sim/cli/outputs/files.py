@@ -27,6 +27,7 @@ INPUTS = (
     "model",
     "machine",
     "calibrate",
+    "execution",
     "text",
     "other_files",
 )

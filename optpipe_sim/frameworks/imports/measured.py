@@ -65,7 +65,7 @@ class Measured:
         as where there are more ranks than cores.
         """
         schedule = self.trace.schedule
-        late = [self.gaps.before(op.stage, op.kind) for ops in schedule.programs for op in ops]
+        late = [self.gaps.before(op.stage, op.kind) for ops in schedule.flat_programs for op in ops]
         begins = self.trace.start_ns == 0  # with this op the iteration began
         own = self.trace.end_ns - self.trace.start_ns + np.where(begins, 0, late)
         free = replace(self.trace.profile, memory_limit=None)
@@ -144,7 +144,7 @@ def _schedule(shape: Shape, iteration: Sequence[Times], name: str) -> Schedule:
 def _trace(schedule: Schedule, profile: CostProfile, iteration: Sequence[Times]) -> Trace:
     times = {op: when for part in iteration for op, when in part.items()}
     zero = min(start for start, _ in times.values())
-    rows = [times[op] for program in schedule.programs for op in program]
+    rows = [times[op] for program in schedule.flat_programs for op in program]
     start, end = (np.array(rows, np.int64) - zero).T
     return Trace(
         schedule, profile.for_shape(schedule.shape), start.copy(), end.copy(), start.copy()

@@ -380,7 +380,7 @@ def _guesses(schedule: Schedule) -> Iterator[Choice]:
     shape = schedule.shape
     group = None
     if shape.chunks > 1:
-        first = [op for op in schedule.programs[0] if op.kind in COMPUTE and op.kind is F]
+        first = [op for op in schedule.flat_programs[0] if op.kind in COMPUTE and op.kind is F]
         size = next((at for at, op in enumerate(first) if op.stage), shape.microbatches)
         group = None if size == shape.devices else size
     levels = set(schedule.recompute.values())

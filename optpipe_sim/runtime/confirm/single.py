@@ -230,7 +230,7 @@ def _found(sweeps: Sequence[Sweep]) -> list[InSitu]:
 
 def _medians(lowered: Lowered, runs: Sequence[Times]) -> np.ndarray:
     """By rows, the median of what each op took, in ns."""
-    ops = (op for program in lowered.schedule.programs for op in program)
+    ops = (op for program in lowered.schedule.flat_programs for op in program)
     return np.array([round(median(run[op] for run in runs)) for op in ops], np.int64)
 
 

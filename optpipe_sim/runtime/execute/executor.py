@@ -274,7 +274,7 @@ def measured_trace(lowered: Lowered, records: Sequence[Record]) -> Trace:
     for record in records:
         times |= record.times_ns
         grants |= record.granted_ns
-    ops = [op for program in schedule.programs for op in program]
+    ops = [op for program in schedule.flat_programs for op in program]
     missing = [op for op in ops if op not in times]
     if missing:
         raise RuntimeFault(f"{missing[0]} was not measured")

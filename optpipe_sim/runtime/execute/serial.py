@@ -39,7 +39,7 @@ class SerialRun:
 
     def durations_ns(self, lowered: Lowered) -> np.ndarray:
         """(ops,) by rows, for `Lowered.replay`."""
-        ops = (op for program in lowered.schedule.programs for op in program)
+        ops = (op for program in lowered.schedule.flat_programs for op in program)
         return np.array([self.duration_ns[op] for op in ops], np.int64)
 
 

@@ -102,7 +102,7 @@ class PlanSchedule(Runtime):
         self.device = current_device(given[0].device)
         self.pipeline_order = {
             rank: [_action(op) for op in ops if op.kind in (F, B, W, BW)]
-            for rank, ops in enumerate(plan.programs)
+            for rank, ops in enumerate(plan.flat_programs)
         }
         self._prepare_schedule_with_comms(self.pipeline_order)
         self.measure = False
@@ -333,7 +333,7 @@ def _action(op: Op) -> Any:
 
 def _actions(schedule: Schedule, rank: int) -> dict[Op | None, list[Any]]:
     """After which op of a rank (None: before all) torch gathers and releases weights and reduces gradients."""
-    ops = [op for op in schedule.programs[rank] if op.kind in KINDS]
+    ops = [op for op in schedule.flat_programs[rank] if op.kind in KINDS]
     actions = add_unshard_reshard([_action(op) for op in ops])
     found: dict[Op | None, list[Any]] = {None: []}
     left = iter(ops)

@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import OptPipeError
 from ...ops import O
 from ...profile import CostProfile
-from ...schedule import Schedule
+from ...schedule import Schedule, require_no_pairs
 from ...sim.lower import Lowered, lower
 from ..model.recompute import level_of
 from .program import Program, linear_programs
@@ -58,13 +58,14 @@ def check_whole(schedule: Schedule, whose: str) -> None:
 
 
 def check_tier(schedule: Schedule, profile: CostProfile) -> None:
-    """Refuse offloads to drives, as the runtime has host memory only.
+    """Refuse offloads to drives, as the runtime has host memory only, and pairs, as it runs one op at a time.
 
     Raises:
         OptPipeError: says what to do instead.
     """
+    require_no_pairs(schedule, "the runtime")
     drives = profile.offload is not None and profile.offload.nvme is not None
-    if drives and any(op.kind is O for program in schedule.programs for op in program):
+    if drives and any(op.kind is O for program in schedule.flat_programs for op in program):
         raise OptPipeError(
             f"profile {profile.name}: offload.nvme: the schedule offloads to NVMe drives, the runtime to host"
             " memory only; take a profile without nvme, or a schedule without offloads"

@@ -150,7 +150,7 @@ def _steps(
 ) -> Iterator[Step]:
     schedule = lowered.schedule
     place = schedule.shape.placement
-    program = schedule.programs[rank]
+    program = schedule.flat_programs[rank]
     consumers = {producer: consumer for consumer, producer in inputs.items()}
     waits = lowered.waits
     asks = op_costs(schedule, lowered.profile).asks
@@ -242,12 +242,12 @@ def _posts(schedule: Schedule, rank: int, inputs: dict[Op, Op]) -> dict[Op, list
     mine = {producer for consumer, producer in inputs.items() if place[consumer.stage] == rank}
     sent = {
         peer: [op for op in program if op in mine]
-        for peer, program in enumerate(schedule.programs)
+        for peer, program in enumerate(schedule.flat_programs)
         if peer != rank
     }
     number = {op: at for ops in sent.values() for at, op in enumerate(ops)}
     posted = dict.fromkeys(sent, 0)
-    compute = [op for op in schedule.programs[rank] if op.kind in COMPUTE]
+    compute = [op for op in schedule.flat_programs[rank] if op.kind in COMPUTE]
     posts: dict[Op, list[Step]] = {}
     for at, here in enumerate(compute):
         for op in compute[at : at + 2]:

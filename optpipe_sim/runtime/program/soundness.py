@@ -75,7 +75,7 @@ def surely(event: Event, clock: Clock, at: Mapping[Event, tuple[str, int]]) -> b
 
 def _check_steps(program: Program, schedule: Schedule, inputs: Mapping[Op, Op]) -> None:
     rank, seen = program.rank, set()
-    expected = set(schedule.programs[rank])
+    expected = set(schedule.flat_programs[rank])
     received: set[Op] = set()
     for step, clock, at in clocks(program):
         where = f"rank {rank}: {step.do} {step.op}"

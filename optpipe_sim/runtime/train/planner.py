@@ -84,7 +84,7 @@ class Proposal:
 def in_order(schedule: Schedule) -> bool:
     """Whether every stage adds up its gradients in the order of microbatches: those of weights in
     W, those of norms, biases and embeddings in B, both in BW."""
-    for program in schedule.programs:
+    for program in schedule.flat_programs:
         for kinds in ((B, BW), (W, BW)):
             last: dict[int, int] = {}
             for op in program:

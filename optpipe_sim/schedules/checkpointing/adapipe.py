@@ -74,7 +74,7 @@ def adapipe(
     if limits is None:
         return base
     recompute = {}
-    for rank, program in enumerate(base.programs):
+    for rank, program in enumerate(base.flat_programs):
         stages = base.shape.stages_of(rank)
         room = limits[rank] - costs.static_bytes[rank]
         treatments = _least_time(program, stages, costs, room, rank)

@@ -116,7 +116,7 @@ def _placed(
 def _apart(base: Schedule, levels: Levels) -> Schedule:
     """Insert a C before each backward that does not directly follow its forward."""
     recompute, programs = {}, []
-    for ops in base.programs:
+    for ops in base.flat_programs:
         program: list[Op] = []
         for op in ops:
             level = levels[op.stage]
@@ -131,7 +131,7 @@ def _apart(base: Schedule, levels: Levels) -> Schedule:
 def _devices(trace: Trace) -> list[_Device]:
     costs = op_costs(trace.schedule, trace.profile)
     found = []
-    for rank, ops in enumerate(trace.schedule.programs):
+    for rank, ops in enumerate(trace.schedule.flat_programs):
         rows = slice(*trace.schedule.offsets[rank : rank + 2])
         starts, ends = trace.start_ns[rows].tolist(), trace.end_ns[rows].tolist()
         allocated, released = costs.allocated_bytes[rows], costs.released_bytes[rows]

@@ -133,7 +133,7 @@ def _free_starts(problem: Problem, schedule: Schedule) -> dict[Op, int]:
     """Return when each op starts with the problem's costs and no memory limit."""
     free = replace(problem, microbatches=schedule.shape.microbatches, limits=None)
     trace = free.replay(schedule)
-    ops = chain.from_iterable(trace.schedule.programs)  # backwards may have been fused
+    ops = chain.from_iterable(trace.schedule.flat_programs)  # backwards may have been fused
     return dict(zip(ops, trace.start_ns.tolist(), strict=True))
 
 
@@ -194,10 +194,10 @@ class _PutOff:
         free = replace(problem, limits=None).replay(schedule)
         schedule = free.schedule  # backwards may have been fused
         self.when = dict(
-            zip(chain.from_iterable(schedule.programs), free.start_ns.tolist(), strict=True)
+            zip(chain.from_iterable(schedule.flat_programs), free.start_ns.tolist(), strict=True)
         )
-        self.left = [deque(program) for program in schedule.programs]
-        self.all = {op for program in schedule.programs for op in program}
+        self.left = [deque(program) for program in schedule.flat_programs]
+        self.all = {op for program in schedule.flat_programs for op in program}
         self.done: set[Op] = set()
         self.needs = {op: self.all.intersection(dependencies(op)) for op in self.all}
         self.held = list(self.costs.static_bytes)

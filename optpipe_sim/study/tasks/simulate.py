@@ -37,8 +37,10 @@ def measures(trace: Trace) -> Row:
     peak of the fullest device."""
     found = trace.measures()
     idle, peaks = found.pop("idle_ns"), found.pop("peak_bytes")
+    interval = found.pop("iteration_interval_ns")
     return {
         "fits": found.pop("fits"),
+        **({} if interval is None else {"iteration_interval_ns": interval}),
         **found,
         "chunks": trace.schedule.shape.chunks,
         "peak_bytes": peaks and max(peaks),

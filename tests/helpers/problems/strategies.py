@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from optpipe_sim import simulate
 from optpipe_sim.errors import Deadlock, OutOfMemory
-from optpipe_sim.ops import BW, COMPUTE, B, C, F, O, Op, R, W
+from optpipe_sim.ops import BW, COMPUTE, B, C, F, O, Op, Pair, R, W
 from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.profile.parts import join
 from optpipe_sim.schedule import Schedule, Shape
@@ -62,6 +62,11 @@ def profiles(
         overhead = random.choice((0, 0, 1, longest))
         stages = [with_overhead(cost, overhead) for cost in stages]
     latency = random.choice((0, 0, 1, longest))
+    count_all, hidden = devices * chunks, random.choice((0, 1, longest))
+    if levels and random.random() < 0.4:
+        hidden = tuple(
+            tuple(random.randint(0, longest) for _ in range(count_all)) for _ in range(count_all)
+        )
     profile = CostProfile(
         name="random",
         devices=devices,
@@ -73,6 +78,7 @@ def profiles(
         links=random.choice(("latency", "serial", *(["blocking"] * levels))),
         offload=_engines(random, devices) if copies else None,
         slices=count,
+        pair_hidden=hidden if levels else 0,
     )
     if random.random() < 0.5:
         return profile
@@ -178,14 +184,19 @@ def that_fits(
 
 @st.composite
 def schedules(
-    draw: st.DrawFn, profile: CostProfile, *, max_microbatches: int = 5, linked: bool | None = None
+    draw: st.DrawFn,
+    profile: CostProfile,
+    *,
+    max_microbatches: int = 5,
+    linked: bool | None = None,
+    pairs: bool = False,
 ) -> Schedule:
     """Complete schedules for a profile that cannot deadlock without a memory limit.
 
     All programs, and the link orders where there are any, are cut from one random topological order
     of all ops, transfers included; B and W are fused or not, (stage, microbatch) by (stage,
     microbatch) or all alike; any part of the activations is offloaded, where the profile can.
-    `linked`: True or False to have, or not to have, link orders for certain.
+    `linked`: True or False to have, or not to have, link orders for certain. `pairs`: some F's and backwards may be one op.
     """
     random = Random(draw(SEEDS))
     microbatches = draw(st.integers(1, max_microbatches))
@@ -200,8 +211,11 @@ def schedules(
     recompute = recomputed(profile, shape, needs, random)
     weights = random.choice(({}, {F: 8}, {B: 8, BW: 8, R: 8}, {F: 4, O: 20}, {R: 0.05, O: 20}))
     order = random_order(needs, random, weights)
+    entries: list[Op | Pair] = list(order)
+    if pairs and random.random() < 0.5:
+        order, entries = paired(order, needs, profile.placement, random)
     programs = [
-        [op for op in order if profile.placement[op.stage] == device]
+        [one for one in entries if profile.placement[_first(one).stage] == device]
         for device in range(profile.devices)
     ]
     links = {}
@@ -281,6 +295,36 @@ def random_order(needs: dict[Op, list[Op]], random: Random, weights: dict[Any, f
     return order
 
 
+def _first(entry: Op | Pair) -> Op:
+    return entry.forward if isinstance(entry, Pair) else entry
+
+
+def paired(
+    order: Sequence[Op], needs: dict[Op, list[Op]], placement: Sequence[int], random: Random
+) -> tuple[list[Op], list[Op | Pair]]:
+    """A topological order with some F's made one op with a backward soon after them, and its entries. What is contracted
+    stands next to each other in a topological order, so there is still no circle."""
+    left, entries, share = list(order), [], random.choice((0.3, 0.7, 1.0))
+    at = 0
+    while at < len(left):
+        op, chosen = left[at], None
+        if op.kind is F and random.random() < share:
+            for far in range(at + 1, min(at + 7, len(left))):
+                back = left[far]
+                same = placement[back.stage] == placement[op.stage]
+                if same and back.kind in (B, BW) and not set(left[at:far]) & set(needs[back]):
+                    chosen = far
+                    break
+        if chosen is None:
+            entries.append(op)
+            at += 1
+        else:
+            left.insert(at + 1, left.pop(chosen))
+            entries.append(Pair(op, left[at + 1]))
+            at += 2
+    return left, entries
+
+
 def link_orders(
     profile: CostProfile, order: Sequence[Op], random: Random | None = None
 ) -> dict[str, list[Op]]:
@@ -303,7 +347,7 @@ def link_orders(
 def cases(draw: st.DrawFn, **options: Any) -> tuple[CostProfile, Schedule]:
     """A profile and a schedule for it; options as for `profiles`. With `levels` microbatches may differ."""
     profile = draw(profiles(**options))
-    schedule = draw(schedules(profile))
+    schedule = draw(schedules(profile, pairs=bool(options.get("levels"))))
     if options.get("levels"):
         profile = differing(profile, schedule.shape.microbatches, Random(draw(SEEDS)))
     return profile, schedule
