@@ -19,6 +19,7 @@ from optpipe_sim.ops import B, F, O, Op, SliceOp, dependencies, parse_op
 from optpipe_sim.profile_io import profile_to_json
 from optpipe_sim.schedule import Shape
 from optpipe_sim.sim.lower import lower
+from optpipe_sim.stage_cost import without_overhead
 
 
 def sliced(slices: int = 2, devices: int = 1, offload: Any = None, **stage: Any) -> CostProfile:
@@ -107,7 +108,8 @@ def test_bad_slices_are_refused_by_name(stage: dict[str, Any], problem: str) -> 
 @settings(max_examples=60)
 @given(profiles(levels=True), st.integers(2, 4))
 def test_equal_slices_add_up_to_the_sequence(profile: CostProfile, slices: int) -> None:
-    shortest = min(min(c.t_f_ns, c.t_b_ns, c.fused_ns) for c in profile.stages)
+    bare = [without_overhead(cost) for cost in profile.stages]
+    shortest = min(min(c.t_f_ns, c.t_b_ns, c.fused_ns) for c in bare)
     if shortest < slices:
         with pytest.raises(ProfileError, match="cannot be cut"):
             profile.with_slices(slices)
@@ -192,7 +194,8 @@ def test_no_replay_beats_the_bound(case: tuple[CostProfile, Schedule], objective
     assume(profile.slices > 1)
     trace = simulate(schedule, profile, enforce=False, objective=objective)
     for limits in (None, trace.peak_bytes):
-        bound = lower_bound(profile, schedule.shape.microbatches, objective, limits)
+        m, pairs = schedule.shape.microbatches, schedule.has_pairs
+        bound = lower_bound(profile, m, objective, limits, pairs)
         assert bound.ns <= trace.cost_ns
 
 

@@ -100,12 +100,12 @@ def with_pairs(profile: CostProfile, microbatches: int, objective: str = "flush"
     work less that of all its forwards. And a pair takes no less than either of its ops, so the chain of one microbatch holds.
     """
     hidden = np.array(profile.pair_hidden, np.int64) * np.ones((len(profile.stages),) * 2, np.int64)
-    most = 0
+    most, forwards = 0, microbatches * profile.slices
     for device in range(profile.devices):
         own = [stage for stage, at in enumerate(profile.placement) if at == device]
         most = max(most, int(hidden[np.ix_(own, own)].max(axis=1).sum()))
     return max(
-        Bound(max(0, naive(profile, microbatches, objective) - microbatches * most), "work"),
+        Bound(max(0, naive(profile, microbatches, objective) - forwards * most), "work"),
         Bound(one_microbatch(profile, objective), "one microbatch"),
         key=lambda bound: bound.ns,
     )
@@ -119,15 +119,21 @@ def naive(profile: CostProfile, microbatches: int, objective: str = "flush") -> 
     it sends all its messages as well, of a span all but that of its last backward.
     """
     chains = Chains(profile.lightest, objective)
+    whole = profile.slices == 1  # else a later stage may begin with the first slice
     shares = Counter(profile.factors) or {profile.classes[0]: microbatches}
     costs = [(count, profile.stages_of(*factors)) for factors, count in shares.items()]
     best = 0
     for stages in chains.stages_of.values():
         sends = [sum(chains.sends(s)) for s in stages]
         last = chains.sends(stages[0])[1] if objective == "span" else 0
-        own = sum(count * sum(each[s].work_ns for s in stages) for count, each in costs)
+        own = sum(
+            count * part.work_ns
+            for count, each in costs
+            for s in stages
+            for part in each[s].slices or (each[s],)
+        )
         work = own + microbatches * sum(sends) - last
-        best = max(best, chains.head(stages[0]) + work)
+        best = max(best, (chains.head(stages[0]) if whole else 0) + work)
     return best
 
 
@@ -140,6 +146,8 @@ def one_microbatch(profile: CostProfile, objective: str = "flush") -> int:
     """
     if not profile.alike:
         return max(one_microbatch(profile.of_class(*one), objective) for one in profile.classes)
+    if profile.slices > 1:
+        return slices.one_microbatch(profile, objective)
     chains = Chains(profile, objective)
     if objective == "span":
         return max(
