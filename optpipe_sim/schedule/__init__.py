@@ -173,8 +173,8 @@ class Schedule:
     @property
     def issued_split(self) -> bool:
         """Whether it is run by the part of a trainer that splits backwards into B and W: it has a W, or its ``meta`` says so
-        of a plan that was free to (``family``; see `execution.FAMILIES`)."""
-        said = str(self.meta.get("family", ""))
+        of a plan that was free to (``issued``; see `execution.FAMILIES`)."""
+        said = str(self.meta.get("issued", ""))
         return said.startswith("split") or bool((self.table[:, 0] == W).any())
 
     @property

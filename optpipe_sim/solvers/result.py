@@ -137,7 +137,7 @@ def make_result(
         trace = problem.replay(schedule)
         schedule = trace.schedule
         if "execution" in problem.profile.meta:  # the plan was free to split backwards
-            schedule.meta["family"] = family_of(problem.profile.chunks, True)
+            schedule.meta["issued"] = family_of(problem.profile.chunks, True)
         status = OPTIMAL if trace.cost_ns <= lower_bound_ns else FEASIBLE
     more.setdefault("status", status)
     return SolveResult(
