@@ -198,15 +198,23 @@ def _read(data: Mapping[str, Any], where: str) -> Execution:
     error = Reader(reader.take("error", None) or {}, f"{where}.error".lstrip("."))
     widths = {}
     for key in ("common", "between"):
-        value = error.take(key)
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1
-        ):
-            raise error.fail(key, f"expected a share from 0 to 1, got {value!r}")
-        widths[key] = value
+        widths[key] = _share(error, key)
     error.finish("common, between")
     reader.finish("name, source, fitted_to, families, error")
     return Execution(name, families, source, tuple(map(str, fitted)), **widths)
+
+
+def _share(reader: Reader, key: str) -> float | None:
+    value = reader.take(key)
+    if value is None:
+        return None
+    try:
+        share = float(exact(value))
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 1:
+        raise reader.fail(key, f"expected a share from 0 to 1, got {value!r}")
+    return share
 
 
 def _issue(reader: Reader) -> Issue:

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from experiments.ranking.settings import FAMILIES, Run, Setting
-from optpipe_sim.profile import CostProfile
+from experiments.ranking.settings import Run, Setting
+from optpipe_sim.execution import FAMILIES, Issue
+from optpipe_sim.execution import Execution as Issued
 from optpipe_sim.profile.iteration import iteration_ns
 from optpipe_sim.sim import simulate
-from optpipe_sim.stage_cost import StageCost
 
 LINKS = ("latency", "blocking")
 OPS_US = (0, 100, 200, 300, 500, 700, 1000)
@@ -61,24 +62,11 @@ def predicted(run: Run, execution: Execution) -> float:
 @cache
 def _times(run: Run, links: str, op_us: int, split: float) -> tuple[float, float]:
     """Return the iteration's time with a flush, and where iterations chain."""
-    profile = executed(run.profile, links, 1000 * op_us, split)
+    issue = Issue(links, 1000 * op_us, split=Fraction(str(split)))
+    profile = replace(run.profile, execution=Issued("", {run.family: issue}))
     trace = simulate(run.schedule, profile, enforce=False, explain=False)
     flush, span = trace.makespan_ns, max(trace.span_ns)
     return iteration_ns(run.profile, flush), iteration_ns(run.profile, span)
-
-
-def executed(profile: CostProfile, links: str, op_ns: int, split: float) -> CostProfile:
-    """Return a profile, of the chunks that a schedule has, with what a trainer adds to it."""
-
-    def cost(_: int, stage: StageCost) -> StageCost:
-        changed: dict[str, Any] = {"t_f_ns": stage.t_f_ns + op_ns}
-        changed["t_b_ns"] = round(split * stage.t_b_ns) + op_ns
-        if stage.t_w_ns:
-            changed["t_w_ns"] = round(split * stage.t_w_ns) + op_ns
-            changed["t_bw_ns"] = stage.fused_ns + op_ns
-        return replace(stage, **changed)
-
-    return replace(profile.map_stages(cost), links=links)
 
 
 @cache

@@ -10,13 +10,12 @@ from typing import Any
 from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.provenance import mfu
 from optpipe_sim.costs.published import figure_15, published
-from optpipe_sim.ops import W
+from optpipe_sim.execution import family_of
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.profile_io import load_profile
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.schedules import build
 
-FAMILIES = ("plain", "interleaved", "split", "split-interleaved")
 A100 = "A100 SXM 80GB, nodes of 8, RoCE"
 # units of throughput by which a time is known
 PER_DEVICE, MFU = "samples per second and device", "MFU, percent"
@@ -47,8 +46,7 @@ class Run:
     @cached_property
     def family(self) -> str:
         """What kind of schedule it is: whether B and W are apart, and whether devices have several chunks."""
-        split = bool((self.schedule.table[:, 0] == W).any())
-        return FAMILIES[2 * split + (self.schedule.shape.chunks > 1)]
+        return family_of(self.schedule.shape.chunks, self.schedule.issued_split)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,11 +8,12 @@ from itertools import combinations
 from typing import Literal
 
 from experiments.ranking.fits import IDEAL, Execution, fit, predicted
-from experiments.ranking.settings import FAMILIES, Run, Setting, settings
+from experiments.ranking.settings import Run, Setting, settings
+from optpipe_sim.execution import FAMILIES
 from optpipe_sim.sim import simulate
 from optpipe_sim.study.tasks import Row
 
-VERSION = 3
+VERSION = 4
 MATTERS = 0.02  # of time: pairs that differ by more are counted apart
 
 
