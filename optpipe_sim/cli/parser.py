@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from ..errors import OptPipeError, hint_for, one_line
+from ..units import counted
 from ..version import __version__
 from .commands.costs import (
     advise,
@@ -23,6 +24,7 @@ from .commands.replay import check, compare, explain, export, report, simulate
 from .commands.runs import confirm, train
 from .commands.search import cache, frontier, solve
 from .commands.study import completion, figures, sweep, versions
+from .options.groups import GROUPS, group_of, is_research
 
 if TYPE_CHECKING:
     from .outputs.show import Out
@@ -94,10 +96,59 @@ class UsageError(OptPipeError):
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose errors are one line."""
+    """An `ArgumentParser` whose errors are one line, and whose help is in groups.
+
+    Attributes:
+        command: the command that it is of; empty: of the program.
+    """
+
+    command = ""
+
+    def format_help(self, everything: bool = False) -> str:
+        """Return the help: options by group, without those for research unless `everything` is wanted."""
+        if not self.command:
+            return super().format_help()
+        options = [action for action in self._actions if action.option_strings]
+        hidden = [one for one in options if is_research(self.command, one.option_strings)]
+        shown = options if everything else [one for one in options if one not in hidden]
+        text = self._get_formatter()
+        needed = [one for one in self._actions if one.required or not one.option_strings]
+        either = [group for group in self._mutually_exclusive_groups if group.required]
+        needed += [one for group in either for one in group._group_actions if one not in needed]
+        text.add_usage(self.usage, needed, either)
+        text.add_text(self.description)
+        given = [one for one in self._actions if not one.option_strings]
+        places = {group: [] for group in (None, *GROUPS)}  # type: dict[str | None, list[argparse.Action]]
+        for one in shown:
+            places[group_of(self.command, one.option_strings)].append(one)
+        for title, actions in (
+            ("arguments", given),
+            *((g, places[g]) for g in GROUPS),
+            ("other options", places[None]),
+        ):
+            if actions:
+                text.start_section(title)
+                text.add_arguments(actions)
+                text.end_section()
+        if hidden and not everything:
+            text.add_text(
+                f"{counted(len(hidden), 'option')} more, for research: {self.prog} --help-all"
+            )
+        text.add_text(self.epilog)
+        begin = f"usage: {self.prog} "
+        return text.format_help().replace(begin, f"{begin}[options] ", 1)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {one_line(message)} (see {self.prog} --help)")
+
+
+class _HelpAll(argparse.Action):
+    """Print the help with every option, and exit."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        assert isinstance(parser, Parser)
+        parser._print_message(parser.format_help(everything=True), sys.stdout)
+        parser.exit()
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -192,6 +243,13 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
         made.add_argument(
             "-q", "--quiet", action="store_true", help="only the answer: no progress, no hints"
         )
+        made.add_argument(
+            "--help-all",
+            action=_HelpAll,
+            nargs=0,
+            help="this text with every option, those for research too",
+        )
+        made.command = name
         commands[name] = made
         return made
 
