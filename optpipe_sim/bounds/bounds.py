@@ -52,7 +52,7 @@ class Bound(NamedTuple):
 def lower_bound(
     profile: CostProfile,
     microbatches: int,
-    objective: str = "flush",
+    objective: str | None = "flush",
     memory_limit: int | Sequence[int] | None = None,
     pairs: bool = False,
 ) -> Bound:
@@ -62,19 +62,29 @@ def lower_bound(
     Args:
         profile: costs, chunks and placement; its memory limit counts unless `memory_limit` is given.
         microbatches: m.
-        objective: ``flush`` (bounds the makespan) or ``span`` (the longest device span).
+        objective: ``flush`` (bounds the makespan) or ``span`` (the longest device span); None: what an iteration takes under
+            the profile's execution.
         memory_limit: bytes per device (one number, or one per device).
         pairs: for schedules in which forwards and backwards may run as one op.
 
     Raises:
         OptPipeError: for another objective.
     """
+    if profile.execution != IDEAL:  # of schedules that split backwards, and of those that do not
+        found = [
+            lower_bound(
+                profile.issued(splits),
+                microbatches,
+                objective or profile.issue(splits).objective,
+                memory_limit,
+                pairs,
+            )
+            for splits in (False, True)
+        ]
+        return min(found, key=lambda bound: bound.ns)
+    objective = objective or "flush"
     if pairs and profile.pair_hidden:
         return with_pairs(profile, microbatches, objective)
-    if profile.execution != IDEAL:  # of schedules that split backwards, and of those that do not
-        ways = (profile.issued(splits) for splits in (False, True))
-        found = [lower_bound(one, microbatches, objective, memory_limit) for one in ways]
-        return min(found, key=lambda bound: bound.ns)
     if not profile.alike:
         return max(
             lower_bound(profile.lightest, microbatches, objective, memory_limit),

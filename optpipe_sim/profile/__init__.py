@@ -5,7 +5,7 @@ Times and sizes are integers (ns, bytes); only the keys of files have units (`pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, partial
@@ -431,6 +431,12 @@ class CostProfile:
     def objective(self) -> str:
         """What the time of an iteration is for plans that may split backwards: ``flush`` or ``span``; see `Issue`."""
         return self.issue(any(cost.splits for cost in self.stages)).objective
+
+    @property
+    def execution_notes(self) -> Mapping[str, Any]:
+        """What is known of the execution that the costs are of, before or after `issued`: its name and errors."""
+        found: Mapping[str, Any] = self.meta.get("execution") or self.execution.notes
+        return found
 
     def issued(self, splits: bool) -> CostProfile:
         """Return the costs of an ideal machine on which a schedule takes as long as its execution takes on this one.

@@ -79,9 +79,9 @@ class Row:
 
     @property
     def difference_interval(self) -> tuple[float, float] | None:
-        """The interval of how much longer it takes in reality than the fastest that fits, relative to that, in four cases of five;
-        None where the execution's errors are not known, and for the fastest itself."""
-        between = (self.trace.profile.meta.get("execution") or {}).get("between")
+        """The interval of how much longer it takes in reality than the fastest that fits, relative to that, in four cases of five, by
+        the errors of the execution on published runs; None where these are not known, and for the fastest itself."""
+        between = self.trace.profile.execution_notes["between"]
         if between is None or self.fastest is None or self.fastest is self.trace:
             return None
         difference = self.trace.iteration_ns / self.fastest.iteration_ns - 1

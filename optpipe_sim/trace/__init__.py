@@ -204,7 +204,7 @@ class Trace:
     def iteration_interval_ns(self) -> tuple[int, int] | None:
         """The interval that holds the measured time of four iterations in five under the execution, by its error on runs that
         it was not fitted to; None where that is not known."""
-        common = (self.profile.meta.get("execution") or {}).get("common")
+        common = self.profile.execution_notes["common"]
         if common is None:
             return None
         return round(self.iteration_ns * (1 - common)), round(self.iteration_ns * (1 + common))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import OptPipeError
 from .kinds import dtype, names, recomputed
+from .shared import add_execution
 
 if TYPE_CHECKING:
     from ...costs.calibrate import Calibration
@@ -72,7 +73,8 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
 
 
 def add_kernels(parser: argparse.ArgumentParser) -> None:
-    """``--no-flash``, ``--no-sequence-parallel``, ``--exchange``, ``--context`` and ``--dtype``."""
+    """``--no-flash``, ``--no-sequence-parallel``, ``--exchange``, ``--context``, ``--dtype`` and ``--execution``."""
+    add_execution(parser, "ideal, which machines' rates are fitted to")
     parser.add_argument(
         "--no-flash", action="store_true", help="attention scores go through memory"
     )

@@ -56,12 +56,12 @@ def add_schedule_problem(parser: ArgumentParser) -> None:
     add_limit(parser)
 
 
-def add_execution(parser: ArgumentParser) -> None:
+def add_execution(parser: ArgumentParser, default: str = "the profile's own, else ideal") -> None:
     parser.add_argument(
         "--execution",
         metavar="NAME|FILE",
         help="how the trainer issues the work: what ops and messages cost beside their times (`optpipe-sim executions` lists"
-        " what ships; default: the profile's own, else ideal)",
+        f" what ships; default: {default})",
     )
 
 

@@ -84,6 +84,8 @@ def show_comparison(
         if arguments.memory_limit is None
         else f" --memory-limit {size_text(arguments.memory_limit)}"
     )
+    if arguments.execution:
+        limit += f" --execution {shlex.quote(arguments.execution)}"
     saved = arguments.save
     if not saved:
         saved = "best.json"
@@ -122,6 +124,18 @@ def _notes(out: Out, result: Comparison) -> None:
     best = result.rows[0]
     if result.memory_limit is None:
         _memory(out, result)
+    alike = [row.schedule for row in result.shown if row.is_toss_up]
+    if best.trace.fits and alike:
+        notes = best.trace.profile.execution_notes
+        named = ", ".join(alike[:6]) + (f" and {len(alike) - 6} more" if len(alike) > 6 else "")
+        out.print(
+            Text(
+                f"≈ a toss-up with the fastest: {named}. Differences replayed as {notes['name']} were within"
+                f" ±{notes['between']:.1%} of measured ones in four cases of five (docs/how-true.md)",
+                "dim",
+            ),
+            soft_wrap=True,
+        )
     if best.trace.fits and any(not row.trace.fits for row in result.rows):
         note = "✗: does not fit"
         if not result.every_level and any(row.levels for row in result.rows):

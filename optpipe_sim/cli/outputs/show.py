@@ -163,6 +163,11 @@ def labelled(out: Out, label: str, text: str) -> None:
 def times(out: Out, trace: Trace, more: Text | None = None) -> None:
     """Print the time of an iteration, the pipeline's part of it where there is more, and the idle time of that."""
     span = "" if trace.objective == "flush" else " of the longest device"
+    interval = trace.iteration_interval_ns
+    if interval is not None:
+        low, high = map(format_time, interval)
+        name = trace.profile.execution_notes["name"]
+        span += f", {low} to {high} in four runs of five as {name} issues it"
     whole, pipeline = format_time(trace.iteration_ns), format_time(trace.cost_ns)
     if trace.iteration_ns == trace.cost_ns:
         line(out, "time per iteration", Text(f"{whole}{span}", "bold").append(more or Text()))

@@ -174,9 +174,15 @@ def _against(trace: Trace, fixed: Best | None) -> Text:
         )
     what = f"{name}, {which} ({format_time(other.iteration_ns)}"
     what += ")" if chunks == trace.schedule.shape.chunks else f", with {chunks} chunks per device)"
+    between = trace.profile.execution_notes["between"]
+    doubt = ""
+    if between is not None and abs(ratio - 1) <= between:
+        doubt = (
+            f"; in reality a toss-up: such differences are ±{between:.1%} off (docs/how-true.md)"
+        )
     if ratio >= 1:
-        return Text(f"{ratio:.3f}× as fast as {what}", "green")
-    return Text(f"slower than {what}", "yellow")
+        return Text(f"{ratio:.3f}× as fast as {what}{doubt}", "green")
+    return Text(f"slower than {what}{doubt}", "yellow")
 
 
 def _hints(
@@ -192,6 +198,8 @@ def _hints(
     path, m = shlex.quote(arguments.profile), arguments.microbatches
     limit = arguments.memory_limit
     bound = "" if limit is None else f" --memory-limit {size_text(limit)}"
+    if getattr(arguments, "execution", None):
+        bound += f" --execution {shlex.quote(arguments.execution)}"
     if fixed is not None and fixed.trace.cost_ns < trace.cost_ns:
         shape = fixed.trace.schedule.shape
         if shape.placement != trace.schedule.shape.placement:

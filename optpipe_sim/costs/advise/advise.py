@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...errors import OptPipeError
+from ...execution import Execution, load_execution
 from ...solvers.options import TREATMENTS
 from ...units import Size, as_limit
 from ..calibrate import Calibration
@@ -57,6 +58,7 @@ def advise(
     flash: bool = True,
     dtype: str = "bf16",
     exchange: str = "plain",
+    execution: Execution | str = "ideal",
     context: str = "ring",
     sequence_parallel: bool = True,
     overlap: Sequence[str] = (),
@@ -82,6 +84,7 @@ def advise(
             `parallelism.Layout` and `estimate`; `etp`, too, which is one size unless given. By default whatever divides; devices share sequences (cp) where each has
             8,192 tokens of one at least.
         flash, dtype, exchange, context, sequence_parallel, overlap: as for `estimate`.
+        execution: as for `evaluate`.
         slices, slice_by: slices of each sequence, a number, several, or ``auto``: those with 8,192 tokens per
             device at least; of equal ``length`` or ``time``.
 
@@ -93,10 +96,7 @@ def advise(
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
     if calibration is not None:
         machine = machine.with_rates(calibration.rates)
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-        raise OptPipeError(f"top: must be a whole number of at least 1, got {top!r}")
-    if not 0 <= margin < 1:
-        raise OptPipeError(f"margin: must be from 0 to 1, got {margin}")
+    _check(top, margin)
     lists = {
         "pp": pp, "tp": tp, "cp": cp, "dp": dp, "ep": ep, "zero": zero, "microbatch": microbatch,
         "chunks": chunks, "etp": etp,
@@ -120,6 +120,7 @@ def advise(
         flash=flash,
         dtype=dtype,
         exchange=exchange,
+        execution=load_execution(execution),
         context=context,
         sequence_parallel=sequence_parallel,
         overlap=tuple(overlap),
@@ -132,6 +133,14 @@ def advise(
     )
     report = on_progress or (lambda *_: None)
     return Search(question, top, time_limit, tolerance, report, on_wait).run(calibration)
+
+
+def _check(top: int, margin: float) -> None:
+    """Refuse what can never be."""
+    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+        raise OptPipeError(f"top: must be a whole number of at least 1, got {top!r}")
+    if not 0 <= margin < 1:
+        raise OptPipeError(f"margin: must be from 0 to 1, got {margin}")
 
 
 def _limit(machine: Machine, margin: float, given: Size | None) -> int:

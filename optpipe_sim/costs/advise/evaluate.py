@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ...bounds.bounds import lower_bound
 from ...errors import OptPipeError
+from ...execution import Execution, load_execution
 from ...names import ENTRIES, parse_name
 from ...reasons.hints import Hint
 from ...schedules import INTERLEAVED, PLAIN
@@ -207,6 +208,7 @@ def evaluate(
     flash: bool = True,
     dtype: str = "bf16",
     exchange: str = "plain",
+    execution: Execution | str = "ideal",
     context: str = "ring",
     sequence_parallel: bool = True,
     cuda_graphs: bool = False,
@@ -226,6 +228,8 @@ def evaluate(
             ``1f1b:recompute=LEVEL`` takes a level of `estimate(levels=True)`.
         pp, tp, cp, ep, etp, zero, chunks, recompute, layers, flash, dtype, exchange, context, cuda_graphs, overlap, grad_reduce_in_bf16: as for `estimate`;
             zero is 1 by default where there are replicas.
+        execution: how the trainer issues the work, a name or what `load_execution` returns. Rates are fitted to ideal
+            replays of whole runs, and so have a part of it already: it tells schedules apart, and makes times longer.
         memory_limit: per device, not enforced; None: what driver and libraries leave.
         calibration: what `calibrate` returned; its rates are used.
         measured_ns: the time of an iteration. `measured_bytes`: the peak of the fullest GPU.
@@ -264,6 +268,7 @@ def evaluate(
         (pp,), (tp,), (cp,), (dp,), (ep,), (zero,), (microbatch,), (chunks,), (recompute,),
         (name,), flash, dtype, exchange, context, sequence_parallel, etp=None if etp is None else (etp,),
         cuda_graphs=cuda_graphs, overlap=tuple(overlap), grad_reduce_in_bf16=grad_reduce_in_bf16,
+        execution=load_execution(execution),
     )  # fmt: skip
     profile = estimate(
         model,
@@ -273,14 +278,21 @@ def evaluate(
         layers=layers,
         levels=True if "recompute" in options else None,
     )
-    profile = replace(profile, memory_limit=(limit,) * profile.devices)
+    profile = question.limited(profile)
     trace = replayed_freely(profile, microbatches, name)
-    bound = iteration_ns(profile, lower_bound(profile, microbatches).ns)
+    bound = iteration_ns(profile, lower_bound(profile, microbatches, None).ns)
     row = Row(choice, name, profile, trace, bound, question.global_batch * seq)
     advice = Advice(question, (row,), 1, 0, {}, 0, None, 0.0, (), calibration)
+    return _beside(advice, measured_ns, measured_bytes)
+
+
+def _beside(advice: Advice, measured_ns: float | None, measured_bytes: Size | None) -> Evaluation:
+    """Return a prediction beside what was measured, which has to be possible."""
+    (row,) = advice.rows
     peak = None if measured_bytes is None else as_size("measured_bytes", measured_bytes)
     if measured_ns is not None:
-        require_time("measured_ns", measured_ns, row.iteration_ns, profile, microbatches)
+        m = row.choice.microbatches
+        require_time("measured_ns", measured_ns, row.iteration_ns, row.profile, m)
     if peak is not None:
-        require_peak("measured_bytes", peak, row.peak_bytes, machine)
+        require_peak("measured_bytes", peak, row.peak_bytes, advice.question.machine)
     return Evaluation(advice, measured_ns, peak)

@@ -136,7 +136,7 @@ def _replayed(
         layers=layers,
         levels=True if "recompute=" in name else None,
     )
-    profile = replace(made, memory_limit=(question.limit_bytes,) * made.devices)
+    profile = question.limited(made)
     trace = replayed_freely(profile, choice.microbatches, name)
     check(trace)
-    return iteration_ns(profile, trace.makespan_ns), max(trace.peak_bytes), trace.fits
+    return iteration_ns(profile, trace.cost_ns), max(trace.peak_bytes), trace.fits

@@ -46,8 +46,7 @@ def profile_of(
         items=items,
         layers=layers,
     )
-    made = restrict(made, question.treatments)
-    return replace(made, memory_limit=(question.limit_bytes,) * made.devices)
+    return question.limited(restrict(made, question.treatments))
 
 
 def may_fit(

@@ -94,7 +94,7 @@ class Row:
     @cached_property
     def iteration_ns(self) -> float:
         """The schedule, what lies between ops, gradients and update."""
-        return iteration_ns(self.profile, self.trace.makespan_ns)
+        return iteration_ns(self.profile, self.trace.cost_ns)
 
     @property
     def key(self) -> tuple[float, int, str]:
@@ -421,7 +421,7 @@ def _parts(row: Row, question: Question) -> dict[str, float]:
         "reloads": idle["reload"],
         "gradients": gradients / total,
         "update": update / total,
-        "between ops": (total - gradients - update - exposed - trace.makespan_ns) / total,
+        "between ops": (total - gradients - update - exposed - trace.cost_ns) / total,
     }
 
 

@@ -244,9 +244,16 @@ class Search:
             self._note_least(held, choice)
             return None
         if choice.slices > 1:
-            bound = lower_bound(profile, m).ns  # costs little; those of whole sequences do not hold
+            bound = lower_bound(
+                profile, m, None
+            ).ns  # costs little; those of whole sequences do not hold
         else:
-            bound = max(naive(profile, m), one_microbatch(profile), fill_and_drain(profile, m))
+            goal = profile.objective
+            bound = max(
+                naive(profile, m, goal),
+                one_microbatch(profile, goal),
+                fill_and_drain(profile, m, goal),
+            )
         whole = iteration_ns(profile, bound)
         if not self._open(whole, choice):
             self.pruned["bound"] += 1
@@ -285,7 +292,9 @@ class Search:
             self.left.append(one.bound)
             return
         self.report(f"planning, {self._so_far()}", at, number)
-        tight = iteration_ns(one.profile, lower_bound(one.profile, one.choice.microbatches).ns)
+        tight = iteration_ns(
+            one.profile, lower_bound(one.profile, one.choice.microbatches, None).ns
+        )
         for name in planned:
             if self._spent(SHARES[1]):
                 self.left.append(tight)
@@ -307,7 +316,7 @@ class Search:
                 continue  # one device has nothing to order
             free = self._free(row)
             m = free.choice.microbatches
-            tight = iteration_ns(free.profile, lower_bound(free.profile, m).ns)
+            tight = iteration_ns(free.profile, lower_bound(free.profile, m, None).ns)
             if tight * (1 + self.tolerance) >= row.iteration_ns:
                 continue
             seconds = left * FIRST if at < len(rows) - 1 else left
@@ -359,7 +368,7 @@ class Search:
             return ()
         free = self._free(best)
         fitting = [row.trace for row in (free, best) if row.trace.fits]
-        known = min(fitting, key=lambda trace: trace.makespan_ns)
+        known = min(fitting, key=lambda trace: trace.cost_ns)
         return what_memory_buys(
             free.profile,
             known,

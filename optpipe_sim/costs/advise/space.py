@@ -9,7 +9,9 @@ from typing import Any
 
 from ... import schedules
 from ...errors import InvalidSchedule, OptPipeError
+from ...execution import IDEAL, Execution
 from ...names import ENTRIES, parse_name
+from ...profile import CostProfile
 from ...schedules import those
 from ...solvers.options import TREATMENTS
 from ...solvers.starts import LOOP, ONE_CHUNK, VEE
@@ -135,6 +137,7 @@ class Question:
     cuda_graphs: bool = False
     overlap: tuple[str, ...] = ()
     grad_reduce_in_bf16: bool = False
+    execution: Execution = IDEAL  # how the trainer issues the work
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the first keys of ``advise --json`` and ``evaluate --json``."""
@@ -145,7 +148,13 @@ class Question:
             "global_batch": self.global_batch,
             "seq": self.seq,
             "memory_limit_bytes": self.limit_bytes,
+            "execution": self.execution.name,
         }
+
+    def limited(self, profile: CostProfile) -> CostProfile:
+        """Return an estimated profile under the question's memory limit, issued as its trainer does."""
+        limits = (self.limit_bytes,) * profile.devices
+        return replace(profile, memory_limit=limits, execution=self.execution)
 
     @property
     def common(self) -> dict[str, Any]:

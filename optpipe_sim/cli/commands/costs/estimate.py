@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...options.models import (
@@ -92,6 +93,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     from ....costs import estimate
     from ....costs.doubt import kind_of, plausibility
     from ....costs.provenance import mfu_ceiling
+    from ....execution import load_execution
     from ....profile_io import save_profile
 
     model, machine, fitted = model_and_machine(arguments)
@@ -132,6 +134,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         offload={"auto": None, "yes": True, "no": False}[arguments.offload],
         layers=layer_list(arguments.layers),
     )
+    if arguments.execution:
+        profile = replace(profile, execution=load_execution(arguments.execution))
     files = {}
     if arguments.save:
         save_profile(profile, arguments.save)

@@ -129,6 +129,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             flash=not arguments.no_flash,
             dtype=arguments.dtype,
             exchange=arguments.exchange,
+            execution=arguments.execution or "ideal",
             context=arguments.context,
             sequence_parallel=not arguments.no_sequence_parallel,
             overlap=arguments.overlap,

@@ -66,7 +66,7 @@ def _row(issue: Issue | None) -> tuple[str, ...]:
 def _error(one: Execution) -> str:
     if one.between is None:
         return "not known"
-    common = "" if one.common is None else f", all together ±{one.common:.1%}"
+    common = "" if one.common is None else f", times ±{one.common:.1%}"
     return f"differences ±{one.between:.1%}{common}"
 
 

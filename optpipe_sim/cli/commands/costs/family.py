@@ -161,7 +161,7 @@ def _told(found: Advice, row: Row, other: Found, layers: Sequence[int]) -> Row:
 def _faster(trace: Trace, profile: CostProfile, row: Row) -> bool:
     from ....costs.provenance import iteration_ns
 
-    return iteration_ns(profile, trace.makespan_ns) < row.iteration_ns
+    return iteration_ns(profile, trace.cost_ns) < row.iteration_ns
 
 
 def _free(profile: CostProfile, m: int, own_ns: float, seed: int) -> dict[str, Any]:

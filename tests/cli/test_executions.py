@@ -1,0 +1,111 @@
+"""How a trainer issues the work, from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optpipe_sim import load_profile
+from optpipe_sim.execution import IDEAL, load_execution, shipped_names
+from optpipe_sim.profile_io import save_profile
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def here(command_line):
+    stages = {"t_f_ms": 10, "t_b_ms": 10, "t_w_ms": 8, "act_mib": 100, "w_mib": 40}
+    profile = load_profile(
+        {"devices": 4, "stages": stages, "t_comm_ms": 0.5, "memory_limit_gib": 2, "name": "p"}
+    )
+    save_profile(profile, "p.yaml")
+    return command_line
+
+
+def test_the_shipped_executions_are_listed_with_sources_and_errors(here) -> None:
+    answer = here("executions --json").json
+    names = [one["name"] for one in answer["executions"]]
+    assert names == ["ideal", *shipped_names()]
+    for one in answer["executions"][1:]:
+        assert one["source"]
+        assert one["fitted_to"]
+        assert 0 < one["error"]["between"] < 0.2
+    text = here("executions --sources").out
+    assert "blocking" in text
+    assert "arXiv 2401.10241" in text
+    assert here("executions nothing-like-it").code == 1
+
+
+def test_an_answer_under_an_execution_has_its_interval(here) -> None:
+    ideal = here("simulate p.yaml --schedule 1f1b -m 8 --json").json
+    assert ideal["iteration_interval_ns"] is None
+    issued = here("simulate p.yaml --schedule 1f1b -m 8 --execution megatron-lm --json").json
+    assert issued["iteration_ns"] > ideal["iteration_ns"]
+    low, high = issued["iteration_interval_ns"]
+    common = load_execution("megatron-lm").common
+    assert (low + high) / 2 == pytest.approx(issued["iteration_ns"], rel=1e-6)
+    assert high / issued["iteration_ns"] == pytest.approx(1 + common)
+    assert (
+        "four runs of five"
+        in here("simulate p.yaml --schedule 1f1b -m 8 --execution megatron-lm").out
+    )
+
+
+def test_compare_marks_what_is_a_toss_up(here) -> None:
+    rows = here("compare p.yaml -m 8 --schedules 1f1b,zb-h1,zb-h2,gpipe --json").json["rows"]
+    fastest = min(row["iteration_ns"] for row in rows if row["fits"])
+    between = load_execution("ideal").between
+    for row in rows:
+        difference = row["iteration_ns"] / fastest - 1
+        if row["difference_interval"] is None:
+            assert difference == 0
+            continue
+        assert row["difference_interval"] == pytest.approx(
+            [difference - between, difference + between]
+        )
+        assert row["toss_up"] is (row["fits"] and difference <= between)
+    assert any(row["toss_up"] for row in rows)
+    assert "≈ a toss-up with the fastest" in here("compare p.yaml -m 8 --schedules zb-h1,zb-h2").out
+
+
+def test_iterations_that_chain_count_by_their_span(here) -> None:
+    rows = here("compare p.yaml -m 8 --schedules 1f1b,zb-h2 --execution zero-bubble-a100 --json")
+    for row in rows.json["rows"]:
+        if row["schedule"] == "1f1b":
+            assert row["cost_ns"] == row["makespan_ns"]
+        else:
+            assert row["cost_ns"] < row["makespan_ns"]
+    saved = here(
+        "solve p.yaml -m 8 --time-limit 2 --chunks 1 --execution zero-bubble-a100 --save s.json --json"
+    )
+    again = here("simulate p.yaml --schedule s.json --execution zero-bubble-a100 --json").json
+    assert again["cost_ns"] == saved.json["objective_ns"]
+    assert saved.json["lower_bound_ns"] <= saved.json["objective_ns"]
+
+
+def test_an_unknown_execution_is_one_line(here) -> None:
+    answer = here("simulate p.yaml --schedule 1f1b -m 8 --execution megatron")
+    assert answer.code == 2
+    assert (
+        "--execution: 'megatron' is neither a file nor one that ships; did you mean megatron-lm"
+        in answer.err
+    )
+
+
+def test_the_error_of_the_ideal_is_that_of_the_table() -> None:
+    from experiments.ranking.summary import by_way, half_width, line
+    from optpipe_sim.study.tables import load_table
+
+    rows = by_way(load_table(ROOT / "results", "ranking"))["ideal", ""]
+    assert IDEAL.between == pytest.approx(half_width(line(rows).errors), abs=5e-4)
+
+
+def test_estimates_take_an_execution(here) -> None:
+    run = "--model llama3-8b --machine h100 --seq 8192"
+    here(f"estimate {run} --devices 4 --execution megatron-lm --save e.yaml")
+    assert load_profile("e.yaml").execution == load_execution("megatron-lm")
+    ideal = here(f"evaluate {run} --gpus 4 --pp 4 -m 16 --json").json
+    issued = here(f"evaluate {run} --gpus 4 --pp 4 -m 16 --execution megatron-lm --json").json
+    assert issued["execution"] == "megatron-lm"
+    assert issued["iteration_ns"] > ideal["iteration_ns"]
