@@ -28,6 +28,7 @@ INPUTS = (
     "machine",
     "calibrate",
     "execution",
+    "lengths",
     "text",
     "other_files",
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...options.models import (
@@ -53,6 +55,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--seq", type=int, default=4096, metavar="N", help="tokens per sequence (4096)"
     )
     parser.add_argument(
+        "--lengths",
+        metavar="F",
+        help="a file with the lengths of the sequences of each microbatch, a line per microbatch: the profile's microbatches then"
+        " differ, and solve searches their order too (default: all are of --seq tokens)",
+    )
+    parser.add_argument(
         "--slices",
         type=int,
         default=1,
@@ -99,7 +107,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     model, machine, fitted = model_and_machine(arguments)
     if fitted is not None:
         machine = machine.with_rates(fitted.rates)
-    profile = estimate(
+    estimated = partial(
+        estimate,
         model,
         machine,
         arguments.devices,
@@ -112,8 +121,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                 "dp",
                 "zero",
                 "etp",
-                "microbatch",
-                "seq",
                 "slices",
                 "chunks",
             ]
@@ -134,6 +141,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         offload={"auto": None, "yes": True, "no": False}[arguments.offload],
         layers=layer_list(arguments.layers),
     )
+    profile = estimated(microbatch=arguments.microbatch, seq=arguments.seq)
+    if arguments.lengths:
+        profile = _differing(profile, estimated, arguments)
     if arguments.execution:
         profile = replace(profile, execution=load_execution(arguments.execution))
     files = {}
@@ -160,6 +170,24 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     _show(out, profile, model, fitted, arguments.save)
     _show_doubt(out, profile, plausible)
     return NO if refused else DONE
+
+
+def _differing(
+    profile: CostProfile, estimated: Callable[..., CostProfile], arguments: argparse.Namespace
+) -> CostProfile:
+    """Return the profile with microbatches of the lengths in the file."""
+    from ....costs.lengths import length_factors, read_lengths
+    from ....errors import OptPipeError
+
+    if arguments.slices > 1:
+        raise OptPipeError("--lengths: of whole sequences; leave out --slices")
+
+    def work_ns(tokens: int) -> float:
+        return sum(cost.work_ns for cost in estimated(microbatch=1, seq=tokens).stages)
+
+    rows = read_lengths(arguments.lengths)
+    found = length_factors(rows, arguments.seq, arguments.microbatch, work_ns)
+    return replace(profile, microbatch_time=found.time, microbatch_bytes=found.size)
 
 
 def _facts(profile: CostProfile, model: Any) -> dict[str, Any]:
@@ -234,6 +262,13 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
         f" {once['gradient_sync_ms']:.3g} ms, update {once['optimizer_ms']:.3g} ms; memory for"
         f" training {format_size(limit)} per device"
     )
+    if not profile.alike:
+        longer, sizes = ([float(one) for one in row] for row in zip(*profile.factors, strict=True))
+        out.print(
+            f"{len(longer)} microbatches that differ: {min(longer):.2f} to {max(longer):.2f} times the compute of the usual one,"
+            f" {min(sizes):.2f} to {max(sizes):.2f} times its memory; their order matters: solve -m {len(longer)}",
+            soft_wrap=True,
+        )
     if profile.offload is not None and profile.offload.nvme is not None:
         out.print(
             f"offloads go to the node's drives: at most {format_size(most_written(profile))} per microbatch"
