@@ -11,6 +11,8 @@ from strategies import cases
 from optpipe_sim import Schedule, build, check, load_profile, simulate
 from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.errors import Deadlock, InvalidSchedule
+from optpipe_sim.frameworks.megatron.family import nearest
+from optpipe_sim.frameworks.megatron.search import best
 from optpipe_sim.frameworks.torch_csv import from_torch_csv, torch_csv
 from optpipe_sim.ops import Pair
 from optpipe_sim.schedules.recompute import taken_apart
@@ -126,3 +128,34 @@ def test_bounds_with_pairs_hold(case) -> None:
             free, schedule.shape.microbatches, objective, pairs=schedule.has_pairs
         ).ns
         assert bound <= replace(trace, objective=objective).cost_ns
+
+
+@pytest.mark.parametrize(("ranks", "chunks", "m"), [(2, 2, 4), (4, 2, 8), (4, 3, 12), (8, 2, 16)])
+def test_megatrons_plan_with_and_without_overlap_has_megatrons_warm_up(
+    ranks: int, chunks: int, m: int
+) -> None:
+    """get_pp_rank_microbatches of megatron/core/pipeline_parallel/schedules.py: 2 (p - r - 1) + (v - 1) g, one more with
+    --overlap-moe-expert-parallel-comm."""
+    for exchange in ("plain", "overlapped"):
+        profile = load_profile(
+            {
+                "devices": ranks,
+                "chunks": chunks,
+                "stages": {**STAGE, "layers": 1},
+                "meta": {"work": {"exchange": exchange}, "model": {"kind": "experts"}},
+            }
+        )
+        overlapped = exchange == "overlapped"
+        found = best(profile, m, chunks=[chunks], recompute=False)
+        schedule = found.choice.build(profile, m)
+        assert schedule.has_pairs is overlapped
+        for rank, program in enumerate(schedule.flat_programs):
+            group = found.choice.group or ranks
+            warm_up = 2 * (ranks - rank - 1) + (chunks - 1) * group + overlapped
+            kinds = [op.kind.name for op in program]
+            # the first backward follows the warm-up and the forward that is run with it
+            assert kinds.index("BW") == min(warm_up + 1, m * chunks)
+        # what runs without pairs is another order than Megatron-LM's, and said to be
+        plain = build(f"1f1b-i:chunks={chunks}", profile, m)
+        _, instead = nearest(plain, profile)
+        assert bool(instead.lost) is overlapped

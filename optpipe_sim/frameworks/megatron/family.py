@@ -45,6 +45,8 @@ class Choice:
             number of first layers of every chunk that are recomputed.
         fraction: the share of activations that is offloaded; None: none. `delta`: rank r keeps r
             times this many bytes.
+        pairs: forwards run with backwards as one op, after one more in the warm-up, as Megatron-LM does where the exchange of
+            experts' tokens overlaps. With offloading that order is not modelled: the replay has that without pairs.
     """
 
     chunks: int
@@ -53,6 +55,7 @@ class Choice:
     layers: int | None = None
     fraction: Fraction | None = None
     delta: int = 0
+    pairs: bool = False
 
     @property
     def name(self) -> str:
@@ -64,6 +67,7 @@ class Choice:
             options = {"chunks": self.chunks, "fraction": self.fraction}
         given: dict[str, Any] = {"delta": self.delta or None, "group": self.group}
         given |= {"recompute": self.level, "layers": self.layers}
+        given |= {"pairs": "yes" if self.pairs else None}
         options |= {key: value for key, value in given.items() if value is not None}
         return (
             base + ("" if not options else ":") + ",".join(f"{k}={v}" for k, v in options.items())
@@ -321,7 +325,7 @@ def choices(profile: CostProfile, microbatches: int, chunks: int) -> Iterator[Ch
         for level, layers in levels_of(costs):
             if overlapped and level is not None and {"full", "moe"} & set(level.split("+")):
                 continue
-            yield Choice(chunks, group, level, layers)
+            yield Choice(chunks, group, level, layers, pairs=overlapped and chunks > 1)
             if costs.offload is None or level == "full" or has_cuda_graphs(profile):
                 continue  # see Plan
             moved = max(cost.offloadable for cost in costs.stages)
@@ -365,7 +369,10 @@ def nearest(schedule: Schedule, profile: CostProfile) -> tuple[Choice, Nearest]:
 def member(schedule: Schedule, profile: CostProfile) -> Choice | None:
     """Return the choice whose schedule this is; None if it is not in the family."""
     shape = schedule.shape
+    overlapped = exchange_overlaps(profile) and shape.chunks > 1
     for choice in (*_guesses(schedule), *choices(profile, shape.microbatches, shape.chunks)):
+        if choice.fraction is None and choice.pairs != overlapped:
+            continue  # Megatron-LM runs another order
         with suppress(OptPipeError):
             if choice.build(profile, shape.microbatches) == schedule:
                 return choice
@@ -385,4 +392,4 @@ def _guesses(schedule: Schedule) -> Iterator[Choice]:
         group = None if size == shape.devices else size
     levels = set(schedule.recompute.values())
     level = levels.pop() if len(levels) == 1 else None
-    yield Choice(shape.chunks, group, level)
+    yield Choice(shape.chunks, group, level, pairs=schedule.has_pairs)
