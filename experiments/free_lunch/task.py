@@ -6,7 +6,7 @@ from functools import partial
 
 from optpipe_sim.bounds.free_lunch import free_lunch_ratio
 from optpipe_sim.costs.published import published
-from optpipe_sim.ops import BW, F, O, Op, R
+from optpipe_sim.ops import BW, F, O, Op, Pair, R
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.profile_io import load_profile
 from optpipe_sim.schedule import Schedule
@@ -110,7 +110,7 @@ def _offloaded(trace: Trace, ahead: int, paired: bool) -> Schedule:
                 after.setdefault(place[forward], []).append(Op(O, stage, j))
                 at = max(place[backward] - ahead, place[forward] + 1)
                 before.setdefault(at, []).append(Op(R, stage, j))
-        program: list[Op] = []
+        program: list[Op | Pair] = []
         for at, op in enumerate(ops):
             program += [*before.get(at, ()), op, *after.get(at, ())]
         programs.append(program)

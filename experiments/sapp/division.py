@@ -8,7 +8,7 @@ from itertools import product
 from random import Random
 from typing import Any, NamedTuple
 
-from optpipe_sim.ops import BW, F
+from optpipe_sim.ops import BW, F, Op
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.profile_io import load_profile
 from optpipe_sim.schedule import Schedule
@@ -77,6 +77,7 @@ class Balancer:
         for program in self.schedule.programs:
             held, seen = [0] * self.v, set()
             for op in program:
+                assert isinstance(op, Op)  # 1F1B has no pairs
                 held[op.stage // self.p] += {F: 1, BW: -1}[op.kind]
                 seen.add(tuple(held))
             found.append([one for one in seen if not any(_exceeds(two, one) for two in seen)])

@@ -95,17 +95,29 @@ def static_bytes(
     weight_bytes: int = 2,
     gradient_bytes: int = GRADIENT_BYTES,
 ) -> int:
-    """Return the bytes of weights, gradients and optimizer states of a stage on one device.
+    """Return the sum of `static_parts`."""
+    return sum(static_parts(counts, layout, weight_bytes, gradient_bytes))
+
+
+def static_parts(
+    counts: tuple[int, int],
+    layout: Layout,
+    weight_bytes: int = 2,
+    gradient_bytes: int = GRADIENT_BYTES,
+) -> tuple[int, int, int]:
+    """Return the bytes of weights, of gradients and of optimizer states of a stage on one device.
 
     Args:
         counts: weights outside the experts, and of the experts, on one device.
     """
-    total = 0
     optimizer = OPTIMIZER_BYTES if weight_bytes == 2 else OPTIMIZER_BYTES - 4
-    for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
-        for least, size in ((3, weight_bytes), (2, gradient_bytes), (1, optimizer)):
-            total += -(-count * size // (copies if layout.zero >= least else 1))
-    return total
+    both = tuple(zip(counts, (layout.copies, layout.expert_copies), strict=True))
+
+    def held(least: int, size: int) -> int:
+        shared = layout.zero >= least
+        return sum(-(-count * size // (copies if shared else 1)) for count, copies in both)
+
+    return held(3, weight_bytes), held(2, gradient_bytes), held(1, optimizer)
 
 
 def optimizer_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> float:

@@ -11,7 +11,7 @@ from .doubt import doubt, kind_of
 from .layer import layer
 from .machines import Machine
 from .models import Model, beyond_context
-from .parallelism import Layout, optimizer_seconds, replica_bandwidth, static_bytes
+from .parallelism import Layout, optimizer_seconds, replica_bandwidth, static_bytes, static_parts
 from .roofline import OpTime, head_gemm, projection
 from .work import GRADIENT_BYTES, Work
 
@@ -88,6 +88,7 @@ def provenance(
         | {"overhead": rates.overhead, "peak_flops_per_device": machine.peak(work.dtype)},
         "parameters_per_device": notes["parameters_per_device"],
         "weights_bytes_per_device": notes["weights_bytes_per_device"],
+        "static_by_stage": notes["static_by_stage"],
         "time_spent": notes["time_spent"],
         "doubt": doubt(model, machine, layout, work).to_json(),
         "provenance": {
@@ -231,6 +232,10 @@ def iteration_facts(
         "parameters_per_device": [sum(pair) for pair in pairs],
         "weights_bytes_per_device": [
             static_bytes(pair, layout, work.weight_bytes, work.gradient_bytes) for pair in pairs
+        ],
+        "static_by_stage": [
+            list(static_parts(pair, layout, work.weight_bytes, work.gradient_bytes))
+            for pair in weights
         ],
         "optimizer_ms": _ms(max(optimizer_seconds(p, layout, machine) for p in pairs)),
         "gradient_sync_ms": _ms(max(synced)),

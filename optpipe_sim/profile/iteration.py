@@ -20,3 +20,22 @@ def iteration_ns(profile: CostProfile, pipeline_ns: float) -> float:
     once = (extra.get("optimizer_ms", 0.0) + extra.get("gradient_sync_ms", 0.0)) * 1e6
     pipeline_ns += extra.get("exposed_exchange_ms", 0.0) * 1e6
     return pipeline_ns / (1 - extra.get("overhead", 0.0)) + once
+
+
+def iteration_tokens(profile: CostProfile, microbatches: int) -> int | None:
+    """Return the tokens of an iteration, over all replicas; None where the profile is no estimate, which says them."""
+    work, parallel = profile.meta.get("work"), profile.meta.get("parallel")
+    if not isinstance(work, dict) or not isinstance(parallel, dict):
+        return None
+    if "seq" not in work or "microbatch" not in work:
+        return None
+    return int(work["seq"] * work["microbatch"] * parallel.get("dp", 1) * microbatches)
+
+
+def iteration_flops(profile: CostProfile, microbatches: int) -> float | None:
+    """Return the model FLOPs of an iteration per GPU; None where the profile is no estimate, which says them."""
+    done = profile.meta.get("iteration", {}).get("flops_per_microbatch")
+    parallel = profile.meta.get("parallel")
+    if done is None or not isinstance(parallel, dict) or not parallel.get("devices"):
+        return None
+    return float(done * microbatches / parallel["devices"])

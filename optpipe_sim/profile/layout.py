@@ -66,6 +66,6 @@ def with_layout(
 
 def _meta(profile: CostProfile, counts: Sequence[int]) -> dict[str, Any]:
     """Return the notes without those on the previous layout."""
-    left = ("parameters_per_device", "weights_bytes_per_device")
+    left = ("parameters_per_device", "weights_bytes_per_device", "static_by_stage")
     meta = {key: value for key, value in profile.meta.items() if key not in left}
     return {**meta, "layers_per_stage": decoder_layers(profile.items, counts)}

@@ -124,14 +124,23 @@ def frontier_views(found: Frontier) -> list[View]:
 
 def advice_views(found: Advice) -> list[View]:
     """Return the best of each split that fits, among all configurations that were replayed."""
-    heads = ["split", "schedule", "time", "tokens/s", "MFU", "memory", "recompute", "limited by"]
+    heads = [
+        "split",
+        "schedule",
+        "time",
+        "tokens/s",
+        "MFU, causal",
+        "memory",
+        "recompute",
+        "limited by",
+    ]
     rows = []
     for row in found.rows:
         cells = [
             Cell(row.schedule),
             _time(row.iteration_ns),
             Cell(f"{row.tokens_per_s:,.0f}", row.tokens_per_s),
-            _share(row.mfu),
+            _share(row.mfu_causal),
             Cell(format_size(row.peak_bytes), row.peak_bytes),
             Cell(row.choice.recompute),
             Cell(limited_by(found.parts(row))),

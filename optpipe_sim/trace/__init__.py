@@ -17,11 +17,12 @@ from ..files import read_mapping, write_text
 from ..op_costs import edges, kept_costs, moved_bytes, op_costs
 from ..ops import COMPUTE, O, Op, R
 from ..profile import CostProfile
-from ..profile.iteration import iteration_ns
+from ..profile.iteration import iteration_flops, iteration_ns, iteration_tokens
 from ..profile_io import profile_to_json
 from ..schedule import Schedule
 from ..units import format_size, format_time, html_table
 from .files import FORMAT, VERSION, read_fields
+from .held import memory_parts
 from .host import host_memory
 from .parts import Messages as Messages
 from .parts import Span as Span
@@ -325,6 +326,24 @@ class Trace:
         return tuple(steps.peak for steps in self.memory)
 
     @property
+    def memory_parts(self) -> list[dict[str, int]] | None:
+        """Per device, what its peak is made of: see `held.memory_parts`."""
+        return memory_parts(self.profile, self.peak_bytes)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Over all replicas; None where the profile does not say what a microbatch is."""
+        tokens = iteration_tokens(self.profile, self.schedule.shape.microbatches)
+        return None if tokens is None else tokens / (self.iteration_ns * 1e-9)
+
+    @property
+    def flops_per_s(self) -> float | None:
+        """Model FLOPs per second and GPU, every attention score counted and no recomputation, as Megatron-LM logs them;
+        None where the profile does not know them."""
+        flops = iteration_flops(self.profile, self.schedule.shape.microbatches)
+        return None if flops is None else flops / (self.iteration_ns * 1e-9)
+
+    @property
     def peak_text(self) -> str:
         """The highest peak of a device, for people; ``not known`` where that of the stages is not."""
         return "not known" if self.profile.memory_unknown else format_size(max(self.peak_bytes))
@@ -370,10 +389,13 @@ class Trace:
             "bubble": self.bubble,
             "idle_ns": self.idle_ns,
             "peak_bytes": None if self.profile.memory_unknown else list(self.peak_bytes),
+            "memory_parts": self.memory_parts,
             "host_peak_bytes": self.host_peak_bytes,
             "offloaded": self.offloaded,
             "recomputed": self.recomputed,
             "recompute_ns": list(self.recompute_ns),
+            "tokens_per_s": self.tokens_per_s,
+            "flops_per_s": self.flops_per_s,
             "fits": self.fits,
             **({"nvme": self.wear._asdict()} if self.wear is not None else {}),
         }

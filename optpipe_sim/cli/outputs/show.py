@@ -178,6 +178,25 @@ def times(out: Out, trace: Trace, more: Text | None = None) -> None:
     if trace.imbalance >= 0.0005:
         text += f", and {trace.imbalance:.1%} imbalance: devices with less work than the busiest"
     line(out, "bubble", text)
+    if trace.tokens_per_s is not None:
+        each = (
+            "" if trace.flops_per_s is None else f", {trace.flops_per_s / 1e12:.0f} TFLOP/s per GPU"
+        )
+        line(out, "throughput", f"{trace.tokens_per_s:,.0f} tokens/s over all replicas{each}")
+
+
+def memory(out: Out, trace: Trace) -> None:
+    """Print the peak of the fullest device and, where it is known, what that is made of."""
+    line(out, "peak memory", peak_text(trace))
+    parts = trace.memory_parts
+    if parts is not None:
+        top = max(range(len(parts)), key=lambda device: trace.peak_bytes[device])
+        line(out, f"  of device {top}", held_text(parts[top]))
+
+
+def held_text(parts: Mapping[str, int]) -> str:
+    """Format what a peak is made of."""
+    return ", ".join(f"{name} {format_size(size)}" for name, size in parts.items())
 
 
 def peak_text(trace: Trace) -> str:

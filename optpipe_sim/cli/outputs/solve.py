@@ -16,7 +16,7 @@ from ...profile.iteration import iteration_ns
 from ...schedule import Shape
 from ...solvers.margins.shares import ALL, Margins
 from ...units import counted, format_size, format_time, size_text
-from .show import Out, compiled, failed, headline, hint, line, peak_text, times, written
+from .show import Out, compiled, failed, headline, hint, line, memory, times, written
 from .verdict import verdict
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def show_solution(
     by = f"from the {found_by}" if found_by in KNOWN else f"by {found_by}"
     times(out, trace, Text(f", {by} after {when:.1f} of {result.seconds:.1f} s", "dim"))
     line(out, "proven", proof(result))
-    line(out, "peak memory", peak_text(trace))
+    memory(out, trace)
     activations = trace.schedule.shape.stages * trace.schedule.shape.units
     offloaded = f"{trace.offloaded} of {activations} activations"
     if trace.offloaded:

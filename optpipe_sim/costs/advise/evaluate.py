@@ -143,6 +143,8 @@ class Evaluation:
             **self.row.to_json(self.advice),
             "fits": self.row.trace.fits,
             "peak_bytes_by_device": list(self.row.trace.peak_bytes),
+            "memory_parts": self.row.trace.memory_parts,
+            "flops_per_s": self.row.trace.flops_per_s,
             "makespan_ns": self.row.trace.makespan_ns,
             "bubble_rate": self.row.trace.bubble_rate,
             "bubble": self.row.trace.bubble,

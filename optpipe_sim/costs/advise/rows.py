@@ -78,7 +78,7 @@ class Row:
     def __repr__(self) -> str:
         return (
             f"<Row {self.choice}, {self.schedule}: {format_time(self.iteration_ns)},"
-            f" MFU {self.mfu:.1%}, peak {format_size(self.peak_bytes)}>"
+            f" MFU {self.mfu_causal:.1%} (causal), peak {format_size(self.peak_bytes)}>"
         )
 
     def _repr_html_(self) -> str:
@@ -87,7 +87,7 @@ class Row:
             "split": self.choice,
             "time per iteration": format_time(self.iteration_ns),
             "tokens/s": f"{self.tokens_per_s:,.0f}",
-            "MFU": f"{self.mfu:.1%}",
+            "MFU, causal": f"{self.mfu_causal:.1%}",
         }
         return html_table(rows) + self.trace._repr_html_()
 
@@ -207,7 +207,7 @@ class Advice:
     def _repr_html_(self) -> str:
         """Return the rows as a table, the best as a picture, for notebooks."""
         rows = {
-            f"{at + 1}. {row.choice}, {row.schedule}": f"{format_time(row.iteration_ns)}, MFU {row.mfu:.1%},"
+            f"{at + 1}. {row.choice}, {row.schedule}": f"{format_time(row.iteration_ns)}, MFU {row.mfu_causal:.1%} (causal),"
             f" {format_size(row.peak_bytes)}"
             for at, row in enumerate(self.rows)
         }
@@ -230,18 +230,26 @@ class Advice:
         plain = [p for p in self.points if p.fits and p.schedule in COMMON]
         return min(plain, key=lambda point: point[:2], default=None)
 
+    def fills_memory(self, row: Row) -> bool:
+        """Whether a row fills its memory to within the usual error of its prediction."""
+        return _near(row.peak_bytes, self.question.machine.usable_bytes)
+
     @property
     def near_limit(self) -> bool:
-        """Whether the best row fills its memory to within the usual error of its prediction."""
-        return _near(self.rows[0].peak_bytes, self.question.machine.usable_bytes)
+        """Whether the best row does."""
+        return self.fills_memory(self.rows[0])
+
+    @property
+    def with_room(self) -> Point | None:
+        """The fastest that was replayed and leaves `ROOM` of the memory free; None if none does."""
+        most = self.question.machine.usable_bytes * (1 - ROOM)
+        free = [point for point in self.points if point.fits and point.peak_bytes <= most]
+        return min(free, key=lambda point: point[:2], default=None)
 
     @property
     def roomy(self) -> Point | None:
-        """Where the best row is near the limit: the fastest that was replayed and leaves `ROOM` of it free; None if none
-        does, or the best is not near it."""
-        most = self.question.machine.usable_bytes * (1 - ROOM)
-        free = [point for point in self.points if point.fits and point.peak_bytes <= most]
-        return min(free, key=lambda point: point[:2], default=None) if self.near_limit else None
+        """`with_room` where the best row is near the limit, else None."""
+        return self.with_room if self.near_limit else None
 
     @property
     def by_slices(self) -> dict[int, Point]:

@@ -36,6 +36,7 @@ EXAMPLE = (
     "optpipe-sim advise --model qwen3-8b --machine h100 --gpus 32 --global-batch 256 --seq 8192"
 )
 SUMMARY = "recommend how to split a model over a number of GPUs, and which schedule to run"
+MFU_COUNTS = "model FLOPs over the peak, the causal half of the attention's scores counted, recomputation not"
 HINTS_SHARE = 0.05  # of the time limit, beside it, for options that it does not search
 _DEFAULTS = {
     "cp": "; default: those with 8192 tokens of it each",
@@ -255,7 +256,7 @@ def _table(found: Advice) -> Table:
             "v": str(row.choice.chunks),
             "time": format_time(row.iteration_ns),
             "tokens/s": f"{row.tokens_per_s:,.0f}",
-            "MFU": f"{row.mfu:.1%}",
+            "MFU": f"{row.mfu_causal:.1%}",
             "memory": format_size(row.peak_bytes),
             "limited by": f"{limited_by(parts)} {_share(parts)}",
         }
@@ -288,23 +289,27 @@ def _show(out: Out, found: Advice, best: Row) -> None:
     out.print()
     out.print(_table(found))
     out.print()
-    _show_best(out, found)
+    _show_best(out, found, best)
     _show_search(out, found)
 
 
-def _show_best(out: Out, found: Advice) -> None:
+def _show_best(out: Out, found: Advice, best: Row) -> None:
     """Print what the best plan's time is made of, how sure its prediction is, and what other plans give."""
     from rich.text import Text
 
     from ....units import format_size
-    from ...outputs.show import labelled
+    from ...outputs.show import held_text, labelled
 
-    best = found.rows[0]
     text = parts_text(found.parts(best))
     labelled(out, "time of the best", text)
     layers = ", ".join(str(cost.layers or 0) for cost in best.profile.stages)
     labelled(out, "layers per stage", f"{layers} (embedding and head count as one each)")
-    out.print(Text(f"MFU: {mfu_words(best.mfu_causal)}", "dim"), soft_wrap=True)
+    memory = best.trace.memory_parts
+    if memory is not None:
+        top = max(range(len(memory)), key=lambda device: best.trace.peak_bytes[device])
+        labelled(out, f"memory of rank {top}, the fullest", held_text(memory[top]))
+    text = f"MFU: {MFU_COUNTS}; with every score {best.mfu:.1%} for the best"
+    out.print(Text(text, "dim"), soft_wrap=True)
     sure = found.basis
     if found.error is None:
         sure += "; no error can be stated for this plan"
@@ -334,22 +339,22 @@ def _show_best(out: Out, found: Advice) -> None:
             f"{what}, recompute {plain.choice.recompute}: {slower:.1%} slower, in"
             f" {format_size(plain.peak_bytes)}",
         )
-    if found.near_limit:
-        labelled(out, "with 5% to spare", _roomy(found))
+    if found.fills_memory(best):
+        labelled(out, "with 5% to spare", _roomy(found, best))
     if found.question.slices != (1,):
         labelled(out, "slices", slices_text(found))
     if found.memory:
         labelled(out, "what memory buys", memory_text(found))
 
 
-def _roomy(found: Advice) -> str:
+def _roomy(found: Advice, best: Row) -> str:
     """Return the fastest plan that leaves some memory free, as a prediction of memory has an error."""
     from ....units import format_size
 
-    roomy = found.roomy
+    roomy = found.with_room
     if roomy is None:
         return "none that was replayed; give a lower --memory-limit"
-    slower = roomy.iteration_ns / found.rows[0].iteration_ns - 1
+    slower = roomy.iteration_ns / best.iteration_ns - 1
     what = f"{roomy.schedule} on {roomy.choice}, recompute {roomy.choice.recompute}"
     return f"{what}: {slower:+.1%}, in {format_size(roomy.peak_bytes)}"
 
@@ -414,14 +419,6 @@ def memory_text(found: Advice) -> str:
                 f"{more}: {one.iteration_ns / now - 1:+.1%} (at best {one.bound_ns / now - 1:+.1%})"
             )
     return f"{'; '.join(parts)} of the time under {format_size(own)}"
-
-
-def mfu_words(causal: float) -> str:
-    """Explain what MFU counts, and give the other convention."""
-    return (
-        "model FLOPs over the peak, every attention score counted, recomputation not; with the causal"
-        f" half of the scores {causal:.1%}"
-    )
 
 
 def _share(parts: dict[str, float]) -> str:

@@ -220,9 +220,9 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
     from rich.text import Text
 
     from ....units import format_size, format_time
-    from ...outputs.show import labelled, line, plain_table, warn
+    from ...outputs.show import held_text, labelled, line, plain_table, warn
     from ...outputs.verdict import remedies, verdict
-    from .advise import mfu_words, parts_text
+    from .advise import MFU_COUNTS, parts_text
 
     row, question, choice = found.row, found.advice.question, found.row.choice
     out.print(verdict(row.schedule, row.trace), soft_wrap=True)
@@ -256,8 +256,19 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
             tokens and f"{tokens:,.0f}",
             time and 1 / time,
         ),
-        ("MFU", f"{row.mfu:.1%}", mfus[0] and f"{mfus[0]:.1%}", time and 1 / time),
-        ("  causal half", f"{row.mfu_causal:.1%}", mfus[1] and f"{mfus[1]:.1%}", None),
+        (
+            "TFLOP/s per GPU",
+            f"{(row.trace.flops_per_s or 0) / 1e12:.0f}",
+            time and f"{(row.trace.flops_per_s or 0) / time / 1e12:.0f}",
+            time and 1 / time,
+        ),
+        (
+            "MFU, causal",
+            f"{row.mfu_causal:.1%}",
+            mfus[1] and f"{mfus[1]:.1%}",
+            time and 1 / time,
+        ),
+        ("  every score", f"{row.mfu:.1%}", mfus[0] and f"{mfus[0]:.1%}", None),
         (
             "peak memory",
             format_size(row.peak_bytes),
@@ -269,7 +280,12 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
     out.print(table)
     out.print()
     labelled(out, "time", parts_text(found.advice.parts(row)))
-    out.print(Text(f"MFU: {mfu_words(row.mfu_causal)}", "dim"), soft_wrap=True)
+    memory = row.trace.memory_parts
+    if memory is not None:
+        top = max(range(len(memory)), key=lambda device: row.trace.peak_bytes[device])
+        labelled(out, f"memory of rank {top}, the fullest", held_text(memory[top]))
+    text = f"MFU: {MFU_COUNTS}; TFLOP/s as Megatron-LM logs them, with every score"
+    out.print(Text(text, "dim"), soft_wrap=True)
     sure = found.advice.basis
     sure += "" if found.advice.error is not None else "; no error can be stated for this case"
     labelled(out, "how sure", sure)

@@ -136,6 +136,7 @@ def _megatron(found: Advice) -> tuple[dict[str, Any], Row]:
         "told": row.schedule,
         "told_iteration_ns": round(row.iteration_ns),
         "told_mfu": row.mfu,
+        "told_mfu_causal": row.mfu_causal,
         "told_peak_bytes": row.peak_bytes,
         "told_layers": [part.layers for part in plan.parts],
         **answer,
@@ -148,14 +149,19 @@ def _megatron(found: Advice) -> tuple[dict[str, Any], Row]:
 
 def _told(found: Advice, row: Row, other: Found, layers: Sequence[int]) -> Row:
     """Return a plan with other layers on its stages as a row, its costs estimated for these."""
+    from ....bounds.bounds import lower_bound
     from ....costs.advise.replay import profile_of
+    from ....costs.provenance import iteration_ns
     from ....sim import simulate
 
     choice = replace(row.choice, recompute="none")
     profile = profile_of(found.question, choice, levels=True, items=True, layers=layers)
     schedule = other.choice.build(profile, choice.microbatches)
     trace = simulate(schedule, profile)
-    return replace(row, choice=choice, schedule=other.choice.name, profile=profile, trace=trace)
+    bound = iteration_ns(profile, lower_bound(profile, choice.microbatches).ns)
+    return replace(
+        row, choice=choice, schedule=other.choice.name, profile=profile, trace=trace, bound_ns=bound
+    )
 
 
 def _faster(trace: Trace, profile: CostProfile, row: Row) -> bool:
@@ -193,9 +199,7 @@ def show(out: Out, plan: dict[str, Any]) -> None:
     from ...outputs.show import line
 
     if "told" in plan:
-        text = (
-            f"{plan['told']}: {format_time(plan['told_iteration_ns'])}, MFU {plan['told_mfu']:.1%},"
-        )
+        text = f"{plan['told']}: {format_time(plan['told_iteration_ns'])}, MFU {plan['told_mfu_causal']:.1%},"
         line(out, "plan", f"{text} {format_size(plan['told_peak_bytes'])}")
     if "free_ns" in plan:
         slower = f"{plan['slower_than_free']:+.1%}"

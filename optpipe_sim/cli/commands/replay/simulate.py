@@ -106,7 +106,7 @@ def _show(
     show.line(
         out, "idle", f"{sum(share for share, _ in shares):.1%} of device time: {parts or 'none'}"
     )
-    show.line(out, "peak memory", show.peak_text(trace))
+    show.memory(out, trace)
     if trace.offloaded:
         activations = shape.stages * shape.units
         show.line(

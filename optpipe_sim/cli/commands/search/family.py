@@ -178,13 +178,13 @@ def _free(arguments: argparse.Namespace, out: Out, profile: CostProfile) -> Solv
 
 def _show(out: Out, trace: Trace, answer: dict[str, Any], files: dict[str, str]) -> None:
     from ....units import format_time
-    from ...outputs.show import line, peak_text, times, written
+    from ...outputs.show import line, memory, times, written
     from ...outputs.verdict import verdict
 
     out.print(verdict(answer["told"], trace), soft_wrap=True)
     line(out, "best of the family", answer["told"])
     times(out, trace)
-    line(out, "peak memory", peak_text(trace))
+    memory(out, trace)
     line(out, "replayed", f"{answer['tried']} plans, of which {answer['fitting']} fit")
     if answer["free_iteration_ns"] is not None:
         slower = f"{answer['slower_than_free']:+.1%}"

@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
 def _show(out: Out, found: LayersResult, files: dict[str, str]) -> None:
     from ....units import format_time
-    from ...outputs.show import line, peak_text, times, written
+    from ...outputs.show import line, memory, times, written
     from ...outputs.solve import apart, proof
     from ...outputs.verdict import verdict
 
@@ -96,7 +96,7 @@ def _show(out: Out, found: LayersResult, files: dict[str, str]) -> None:
         name = shape.placement_name
         where = name if isinstance(name, str) else "as listed"
         line(out, "shape", f"{shape.chunks} chunks per device, placed {where}")
-    line(out, "peak memory", peak_text(trace))
+    memory(out, trace)
     text = "the given layout is the best found"
     if found.saved > 0:
         text = f"{found.saved:.2%} less time than the best found with the given layout"
