@@ -8,7 +8,7 @@ replay so. Whether iterations chain is not fitted either: sources say it. What t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache
@@ -75,15 +75,24 @@ def _errors(setting: Setting) -> np.ndarray:
     return np.log([[predicted(run, one) / run.time for one in GRID] for run in setting.runs])
 
 
+# what a fit may choose from: everything, or all but one of its numbers
+CHOICES: Mapping[str, Callable[[Execution], bool]] = {
+    "fitted": lambda one: True,
+    "overlapped": lambda one: one.interleaved == "latency",
+    "unblocked": lambda one: {one.interleaved, one.split} == {"latency"},
+    "no-op-time": lambda one: one.op_us == 0,
+    "free-split": lambda one: one.split_factor == 1,
+}
+
+
 @cache
 def fit(
-    settings: Sequence[Setting], families: Collection[str] = FAMILIES, interleaved: str = ""
+    settings: Sequence[Setting], families: Collection[str] = FAMILIES, choice: str = "fitted"
 ) -> Execution:
     """Return the execution of the grid under which the errors within settings differ least, settings alike.
 
     Args:
-        families: of the runs that are used. interleaved: the kind of links of interleaved schedules, where it is not
-            to be fitted.
+        families: of the runs that are used. choice: of `CHOICES`.
     """
     losses: list[np.ndarray] = []
     for setting in settings:
@@ -91,5 +100,4 @@ def fit(
         if len(used) > 1:
             losses.append(_errors(setting)[used].var(axis=0, ddof=1))
     loss = np.array(losses).mean(axis=0).round(12)
-    free = [at for at, one in enumerate(GRID) if interleaved in ("", one.interleaved)]
-    return GRID[min(free, key=lambda at: loss[at])]
+    return GRID[min(filter(lambda at: CHOICES[choice](GRID[at]), range(len(GRID))), key=loss.item)]

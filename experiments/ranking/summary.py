@@ -25,6 +25,12 @@ IN_SAMPLE = {
     ("fitted", "others"): "fitted to its trainer and machine, itself among them",
     ("fitted", "nothing"): "fitted to everything",
 }
+# fits with one number fewer
+ABLATIONS = {
+    ("unblocked", "paper"): "messages never block",
+    ("no-op-time", "paper"): "nothing per op",
+    ("free-split", "paper"): "B and W apart cost nothing",
+}
 # settings that are not counted together
 GROUPS = ("schedules", "figure 15", "slices", "divisions", "optimizers")
 
@@ -97,6 +103,15 @@ def by_way(rows: Iterable[Row]) -> dict[tuple[str, str], list[Row]]:
 def half_width(errors: Iterable[float]) -> float:
     """Return what `LEVEL` of the absolute errors are at most."""
     return float(np.quantile(np.abs(list(errors)), LEVEL))
+
+
+def by_families(rows: Iterable[Row]) -> dict[str, list[float]]:
+    """Return the errors of differences by the families of the two schedules."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for families, error in zip(row["families"], row["difference_errors"], strict=True):
+            found.setdefault(families, []).append(error)
+    return found
 
 
 def coverage(rows: Iterable[Row], key: str) -> tuple[float, int]:

@@ -7,25 +7,26 @@ from functools import cache
 from itertools import combinations
 from typing import Literal
 
-from experiments.ranking.fits import IDEAL, Execution, fit, predicted
+from experiments.ranking.fits import CHOICES, IDEAL, Execution, fit, predicted
 from experiments.ranking.settings import Run, Setting, settings
+from optpipe_sim.errors import OptPipeError
 from optpipe_sim.execution import FAMILIES
 from optpipe_sim.sim import simulate
 from optpipe_sim.study.tasks import Row
 
-VERSION = 4
+VERSION = 5
 MATTERS = 0.02  # of time: pairs that differ by more are counted apart
 
 
 def run(
-    execution: Literal["ideal", "known", "fitted", "overlapped"],
+    execution: str,
     left_out: Literal["", "nothing", "others", "model", "paper", "machine", "family"] = "",
 ) -> list[Row]:
     """Return a row per setting, or per setting and family where families are left out.
 
     Args:
-        execution: ``ideal``; ``known``, ideal but for what an iteration means, where the source says it; ``fitted``, to
-            what is not left out; ``overlapped``, the same where messages of interleaved schedules do not block.
+        execution: ``ideal``; ``known``, ideal but for what an iteration means, where the source says it; one of `CHOICES`,
+            fitted to what is not left out.
         left_out: of the fit: ``nothing``; ``others``, what other trainers or machines ran (the setting itself is in); these
             and all settings of the same ``model``; all of the setting's ``paper``, or of its ``machine``; each ``family`` of
             schedules in turn, in all settings.
@@ -34,20 +35,26 @@ def run(
         What was fitted, and to how many settings. Counts of pairs of schedules and of those predicted the right way round, of
         all and of those that differ by more than 2 % (a tie counts as wrong unless it is predicted). The regret of running
         what is predicted fastest. How far apart the setting's errors are, as a share of time; the mean error, where times
-        are known; the error of each difference, as a share of the slower schedule's time. Memory over 1F1B's, predicted
+        are known; the error of each difference, as a share of the slower schedule's time, and the families of the
+        two. Memory over 1F1B's, predicted
         over measured less 1, by schedule.
+
+    Raises:
+        OptPipeError: for another execution.
     """
+    if execution not in (known := ("ideal", "known", *CHOICES)):
+        raise OptPipeError(f"execution: {execution!r} is none; known are {', '.join(known)}")
     rows = []
     for setting in settings().values():
         for family in FAMILIES if left_out == "family" else ("",):
             used: tuple[Setting, ...] = ()
             how = IDEAL if execution == "ideal" else Execution()
-            if execution in ("fitted", "overlapped"):
+            if execution in CHOICES:
                 used = tuple(_seen(left_out, setting))
                 if not used:
                     continue
                 kept = tuple(one for one in FAMILIES if one != family)
-                how = fit(used, kept, "latency" if execution == "overlapped" else "")
+                how = fit(used, kept, execution)
             row = judged(setting, how, family)
             if row:
                 rows.append({**_of(setting), "family": family, **_how(how, used), **row})
@@ -128,6 +135,9 @@ def judged(setting: Setting, execution: Execution, family: str = "") -> Row:
         "difference_errors": [
             round(times[b.name] / times[a.name] - b.time / a.time, 5)
             for a, b in map(_slower_first, pairs)
+        ],
+        "families": [
+            " and ".join(sorted({a.family, b.family}, key=FAMILIES.index)) for a, b in pairs
         ],
         "memory_errors": list(memory_errors(setting)),
     }

@@ -12,9 +12,10 @@ import yaml
 from experiments.ranking.fits import GRID, IDEAL, Execution, fit, predicted
 from experiments.ranking.settings import Setting, settings
 from experiments.ranking.ship import FOLDER, SHIPPED, text
-from experiments.ranking.summary import by_way, coverage, group, half_width, line
-from experiments.ranking.task import judged
+from experiments.ranking.summary import by_families, by_way, coverage, group, half_width, line
+from experiments.ranking.task import judged, run
 from optpipe_sim.costs.published import published
+from optpipe_sim.errors import OptPipeError
 from optpipe_sim.execution import FAMILIES, load_execution
 from optpipe_sim.sim import simulate
 from optpipe_sim.study.tables import load_table
@@ -109,6 +110,13 @@ def test_a_fit_finds_the_execution_that_made_the_times(execution) -> None:
     # of a family that is left out nothing is seen
     kept = tuple(one for one in FAMILIES if not one.startswith("split"))
     assert fit(made, kept).split_factor == 1.0
+    # nor chosen that must not be
+    assert fit(made, choice="free-split").split_factor == 1.0
+    assert fit(made, choice="overlapped").interleaved == "latency"
+    with pytest.raises(
+        OptPipeError, match="execution: 'best' is none; known are ideal, known, fitted"
+    ):
+        run("best")
 
 
 def test_the_committed_rows_saw_what_they_may() -> None:
@@ -137,7 +145,7 @@ def test_lines_and_intervals_by_hand() -> None:
     def row(paper: str, errors: list[float], regret: float) -> dict:
         return {
             "setting": paper, "paper": paper, "costs": "published", "compares": "schedules",
-            "regret": regret, "pairs": 2, "pairs_right": 1, "pairs_over_2": 1, "pairs_over_2_right": 1,
+            "regret": regret, "pairs": 2, "families": ["split", "plain and split"], "pairs_right": 1, "pairs_over_2": 1, "pairs_over_2_right": 1,
             "difference_errors": errors,
         }  # fmt: skip
 
@@ -146,6 +154,7 @@ def test_lines_and_intervals_by_hand() -> None:
     found = line(rows)
     assert (found.settings, found.fastest, found.right, found.worst_regret) == (2, 1, 1, 0.03)
     assert found.median_error == 0.02
+    assert by_families(rows) == {"split": [0.01, 0.02], "plain and split": [-0.03, 0.02]}
     assert half_width([0.01, -0.02, 0.03, -0.04, 0.05, 0.06]) == pytest.approx(0.05)
     # a's errors within b's 0.02: one of two; b's within the 80 % of a's, 0.026: both
     assert coverage(rows, "paper") == (0.75, 4)

@@ -10,10 +10,12 @@ import yaml
 
 from experiments.ranking.ship import FOLDER, SHIPPED
 from experiments.ranking.summary import (
+    ABLATIONS,
     LEVEL,
     LITTLE,
     WAYS,
     Row,
+    by_families,
     by_way,
     coverage,
     group,
@@ -25,6 +27,7 @@ from optpipe_sim.study.claims import Tables, percent, span
 
 IDEAL, KNOWN = ("ideal", ""), ("known", "")
 MODEL, PAPER = ("fitted", "model"), ("fitted", "paper")
+FEW = 10  # pairs of families with no more are left out
 
 
 def sentences(tables: Tables) -> Iterator[str]:
@@ -44,6 +47,8 @@ def sentences(tables: Tables) -> Iterator[str]:
     )
     for way, title in WAYS.items():
         yield _table_row(title, ways[way])
+    for way, title in ABLATIONS.items():
+        yield _table_row(f"its paper left out, and {title}", ways[way])
     yield _table_row("PipeOffload's figure 15, ideal", ways[IDEAL], "figure 15")
     yield _table_row("the same, fitted to other papers", ways[PAPER], "figure 15")
     yield _table_row("slices of Seq1F1B, ideal", ways[IDEAL], "slices")
@@ -65,6 +70,9 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" out, the fastest is found, or one at most {little} slower, in {others.right}, and differences are {_points(others.median_error)} points off in the median."
     )
     yield from _facts(ways)
+    yield f"| families of the two schedules | pairs | {percent(LEVEL, 0)} are within | worst |"
+    for families, errors in _families(ways[PAPER]):
+        yield f"| {families} | {len(errors)} | {_points(half_width(errors))} | {_points(max(map(abs, errors)))} |"
     yield from _memory(ways[IDEAL])
     yield from _against(ways)
     for one in SHIPPED:
@@ -98,6 +106,13 @@ def _facts(ways: dict[tuple[str, str], list[Any]]) -> Iterator[str]:
     yield (
         f"one schedule under both optimizers differs by {span(missed, _points)} points, and by {span(off, _points)} from what its span says"
     )
+
+
+def _families(rows: Sequence[Row]) -> list[tuple[str, list[float]]]:
+    """Return the errors of differences by families, of those with enough of them, the least certain last."""
+    found = by_families(row for row in rows if group(row) == "schedules")
+    enough = [(name, errors) for name, errors in found.items() if len(errors) > FEW]
+    return sorted(enough, key=lambda one: half_width(one[1]))
 
 
 def _memory(rows: Sequence[Row]) -> Iterator[str]:
