@@ -54,7 +54,8 @@ SHIPPED = (
     Shipped(
         "adaptis-h800",
         "AdaPtis' LLaMA runs on H800s with tensor parallelism 1 to 4: github.com/Sullivan-24/PipelineSimulator, commit"
-        " 5319eab0648cdfade06a2cfea062918cc44b61e7, graphs/e2e_data.py. Two models, four settings: little to go by",
+        " 5319eab0648cdfade06a2cfea062918cc44b61e7, graphs/e2e_data.py. Two models, four settings: little to go by;"
+        " the time per op is the longest that was tried, and may stand for collectives of tensor parallelism that nothing hides",
         _ran("adaptis", "H800"),
         ("fitted", "others"),
         ("fitted", "model"),
