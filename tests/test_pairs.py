@@ -15,6 +15,8 @@ from optpipe_sim.frameworks.megatron.family import nearest
 from optpipe_sim.frameworks.megatron.search import best
 from optpipe_sim.frameworks.torch_csv import from_torch_csv, torch_csv
 from optpipe_sim.ops import Pair
+from optpipe_sim.reasons.reasons import Reasons
+from optpipe_sim.report.columns import TraceColumns
 from optpipe_sim.schedules.recompute import taken_apart
 
 STAGE = {"t_f_ns": 100, "t_b_ns": 120, "t_w_ns": 80, "act_bytes": 40, "w_bytes": 10}
@@ -159,3 +161,17 @@ def test_megatrons_plan_with_and_without_overlap_has_megatrons_warm_up(
         plain = build(f"1f1b-i:chunks={chunks}", profile, m)
         _, instead = nearest(plain, profile)
         assert bool(instead.lost) is overlapped
+
+
+def test_the_halves_of_a_pair_are_drawn_above_one_another_and_explained_alike() -> None:
+    profile = _profile(pair_hidden_ns=20, t_comm_ns=7)
+    trace = simulate(build("dualpipe-v", profile, 4), profile)
+    row = int(trace.schedule.paired.argmax())
+    columns = TraceColumns(trace).ops
+    assert columns["bottom"][row] == columns["top"][row + 1]
+    assert columns["top"][row] < columns["bottom"][row] < columns["bottom"][row + 1]
+    reasons = Reasons(trace)
+    forward, back = trace.schedule.op(row), trace.schedule.op(row + 1)
+    assert reasons.of_start(back) == reasons.of_start(forward)
+    assert forward not in [reason.by for reason in reasons.of_start(back)]
+    assert sum(trace.busy_ns) < sum((trace.end_ns - trace.start_ns).tolist())

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import require
-from ..op_costs import op_costs
+from ..op_costs import kept_costs, op_costs
 from ..ops import COMPUTE, TRANSFERS, O, OpKind
 from ..trace import Trace
 from .axis import BOTTOM, WIDTH, Window, place, points, time_unit, window_of
@@ -136,12 +136,15 @@ def _boxes(trace: Trace, ax: Axes, window: Window) -> None:
                 continue
             lanes = trace.schedule.devices[rows]
             colour = shade(kind, chunk, shape.chunks)
+            # the two halves of a pair share its lane: the forward above, the backward below
+            tops = np.where(trace.schedule.second[rows], (top + bottom) / 2, top)
+            bottoms = np.where(trace.schedule.paired[rows], (top + bottom) / 2, bottom)
             ax.add_collection(
                 boxes(
                     start[rows],
                     end[rows],
-                    lanes + top,
-                    lanes + bottom,
+                    lanes + tops,
+                    lanes + bottoms,
                     colour,
                     edgecolors="white" if edged else "none",
                     linewidths=0.6 if edged else 0,
@@ -154,14 +157,15 @@ def _boxes(trace: Trace, ax: Axes, window: Window) -> None:
             if kind in (OpKind.B, OpKind.BW):
                 _recomputed_share(trace, ax, rows, lanes, size, bottom, rasterized=many)
             if labels and kind in labels.kinds:
-                for row, lane in zip(rows.tolist(), lanes.tolist(), strict=True):
+                middles = lanes + (tops + bottoms) / 2
+                for row, height in zip(rows.tolist(), middles.tolist(), strict=True):
                     named = kind.name if labels.named else ""
                     middle = (start[row] + end[row]) / 2
                     if not window.from_ns <= middle * size <= window.to_ns:
                         continue
                     ax.text(
                         middle,
-                        lane + (top + bottom) / 2,
+                        height,
                         f"{named}{unit_name(trace.schedule.op(row))}",
                         fontsize=labels.font,
                         color=text_colour(colour),
@@ -182,9 +186,9 @@ def _recomputed_share(
     rasterized: bool,
 ) -> None:
     """Underline the part of each backward that is a recomputation inside it."""
-    kinds, stages = trace.schedule.table[rows, 0], trace.schedule.table[rows, 1]
     planned = op_costs(trace.schedule, trace.profile).duration_ns[rows]
-    share = 1 - trace.profile.durations_ns[kinds, stages] / np.maximum(planned, 1)
+    kept = kept_costs(trace.schedule, trace.profile).duration_ns[rows]
+    share = 1 - kept / np.maximum(planned, 1)
     inside = share > 0
     if not inside.any():
         return

@@ -9,6 +9,8 @@ from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from ..checker.stepped import anchors, engines, link_of
 from ..op_costs import edges, op_costs
 from ..ops import COMPUTE, O, Op, R
@@ -81,11 +83,18 @@ class Reasons:
         self.sends = {sender for sender, _ in self.arrival}
 
     @cached_property
+    def ahead(self) -> dict[Op, Op]:
+        """For each backward that is one op with a forward, that forward."""
+        schedule = self.trace.schedule
+        rows = np.flatnonzero(schedule.second).tolist()
+        return {schedule.op(row): schedule.op(row - 1) for row in rows}
+
+    @cached_property
     def before(self) -> dict[Op, Op]:
         """For each op, the op before it on the compute stream or the copy engine."""
         found = {}
         for program in self.trace.schedule.flat_programs:
-            compute = [op for op in program if op.kind in COMPUTE]
+            compute = [op for op in program if op.kind in COMPUTE and op not in self.ahead]
             for queue in (compute, *engines(self.trace.profile, program)):
                 found.update({op: before for before, op in pairwise(queue)})
         return found
@@ -149,7 +158,8 @@ class Reasons:
         return found
 
     def of_start(self, op: Op) -> list[Reason]:
-        """Return all reasons for the start of `op`, the last (binding) one first."""
+        """Return all reasons for the start of `op`, the last (binding) one first; of a pair, those of its forward."""
+        op = self.ahead.get(op, op)
         return _sorted([*self._start(op), *(self._grant(op) if self.asks[op] else ())])
 
     def _start(self, op: Op) -> Iterator[Reason]:

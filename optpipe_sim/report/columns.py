@@ -11,7 +11,7 @@ from bokeh.core.serialization import Serializable, Serializer
 from bokeh.models import Dodge
 from bokeh.transform import transform
 
-from ..op_costs import op_costs
+from ..op_costs import kept_costs, op_costs
 from ..ops import BW, B, Op
 from ..reasons.explain import Gap, gaps
 from ..reasons.reasons import Reason, Reasons, critical_path, last_reason
@@ -50,6 +50,10 @@ class TraceColumns:
         schedule, shape = trace.schedule, trace.schedule.shape
         kinds, stages, units = schedule.table.T
         top, bottom = self.layout.ops(kinds, schedule.devices)
+        # the two halves of a pair share its box: the forward above, the backward below
+        middle = sum(self.layout.within(COMPUTE, schedule.devices)) // 2
+        top = np.where(schedule.second, middle, top)
+        bottom = np.where(schedule.paired, middle, bottom)
         start, end, level = trace.start_ns, trace.end_ns, (top + bottom) // 2
         by = np.array([self._row(reason.by) for reason in self.reasons])
         texts = op_texts(trace, self.reasons)
@@ -118,9 +122,9 @@ class TraceColumns:
     def inside(self) -> Columns:
         """The part of each backward that is a recomputation inside it."""
         trace = self.trace
-        kinds, stages, _ = trace.schedule.table.T
+        kinds = trace.schedule.table[:, 0]
         planned = op_costs(trace.schedule, trace.profile).duration_ns
-        again = planned - trace.profile.durations_ns[kinds, stages]
+        again = planned - kept_costs(trace.schedule, trace.profile).duration_ns
         rows = np.flatnonzero(np.isin(kinds, (B, BW)) & (again > 0))
         took = trace.end_ns[rows] - trace.start_ns[rows]
         share = np.rint(took * (again[rows] / planned[rows])).astype(np.int64)
