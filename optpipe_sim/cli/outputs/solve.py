@@ -21,6 +21,7 @@ from .verdict import verdict
 
 if TYPE_CHECKING:
     from ...solvers.fixed import Best
+    from ...solvers.plain import PlainPlan
     from ...solvers.result import SolveResult
     from ...trace import Trace
 
@@ -35,6 +36,7 @@ def show_solution(
     profile: CostProfile,
     result: SolveResult,
     files: dict[str, str],
+    plain: PlainPlan | None = None,
 ) -> None:
     trace = result.trace
     assert trace is not None
@@ -67,6 +69,8 @@ def show_solution(
     fixed = _fixed(arguments, profile, result) if not out.quiet else None
     if not out.quiet and len(trace.schedule) <= MANY_OPS:
         line(out, "against", _against(trace, fixed))
+    if plain is not None:
+        line(out, "plainest", plain_text(plain, trace))
     compiled(out, result.info.get("compiling_s", 0.0))
     if result.info["untried"]:
         line(out, "not tried", _untried(result))
@@ -105,6 +109,17 @@ def _show_margin(out: Out, margin: dict[str, Any], whole: Callable[[float], floa
         then = f"takes {format_time(whole(off['ns']))}" if off["fits"] else "does not fit"
         text = f"{format_time(nominal)} as profiled, where margins cost {cost:.2%}"
         line(out, "without any", f"{text}; where they are used up, that plan {then}")
+
+
+def plain_text(plain: PlainPlan, best: Trace) -> str:
+    """Return the plainest plan beside the best one: its time, and what the best gains for which memory."""
+    slower = plain.trace.iteration_ns / best.iteration_ns - 1
+    text = f"{plain.name}, the layers as given: {format_time(plain.trace.iteration_ns)} ({slower:+.1%})"
+    if best.profile.memory_unknown:
+        return text
+    more = max(best.peak_bytes) - max(plain.trace.peak_bytes)
+    side = "less" if more >= 0 else "more"
+    return f"{text} in {format_size(max(plain.trace.peak_bytes))}, {format_size(abs(more))} {side}"
 
 
 def _placement(shape: Shape) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ....errors import OptPipeError
@@ -11,6 +11,7 @@ from ...status import DONE
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
+    from ....solvers.plain import PlainPlan
     from ....trace import Trace
     from ...outputs.show import Out
 
@@ -46,6 +47,21 @@ def finish(
         if not out.json:
             show()
     return DONE
+
+
+MANY_OPS = 200_000  # of a plan beside which no plainer one is built
+
+
+def plain_beside(
+    profile: CostProfile, best: Trace, names: Sequence[str] | None = None
+) -> PlainPlan | None:
+    """Return the plainest plan to run in the place of the best: see `plain.plainest`. `names`: only these schedules."""
+    from ....solvers.plain import plainest
+
+    if len(best.schedule) > MANY_OPS or profile.slices > 1:
+        return None
+    limits = best.memory_limit or profile.memory_limit
+    return plainest(profile, best.schedule.shape.microbatches, limits, best, names)
 
 
 def needs_profile(arguments: argparse.Namespace) -> None:

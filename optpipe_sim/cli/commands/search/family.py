@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ...options.search import search_options
 from ...options.shared import add_family
-from .common import COMPILING, finish, needs_profile, refuse
+from .common import COMPILING, finish, needs_profile, plain_beside, refuse
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
+    from ....solvers.plain import PlainPlan
     from ....solvers.result import SolveResult
     from ....trace import Trace
     from ...outputs.show import Out
@@ -33,6 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Find the best of the family, solve without it for the rest of the time, and compare both."""
     from ....profile_io import save_profile
+    from ....schedules import names_in
     from ....solvers.treatments import restrict
     from ...inputs import read_profile
 
@@ -69,11 +71,15 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         else None,
         **plan,
     }
+    plain = plain_beside(profile, trace, names_in(arguments.family))
+    answer["plainest"] = plain and plain.to_json(trace)
     files = {}
     if arguments.save_profile:
         save_profile(trace.profile, arguments.save_profile)
         files[arguments.save_profile] = "the profile with this layout"
-    return finish(arguments, out, trace, answer, files, lambda: _show(out, trace, answer, files))
+    return finish(
+        arguments, out, trace, answer, files, lambda: _show(out, trace, answer, files, plain)
+    )
 
 
 _Best = tuple["Trace", dict[str, Any], dict[str, Any]]
@@ -176,9 +182,12 @@ def _free(arguments: argparse.Namespace, out: Out, profile: CostProfile) -> Solv
         return None
 
 
-def _show(out: Out, trace: Trace, answer: dict[str, Any], files: dict[str, str]) -> None:
+def _show(
+    out: Out, trace: Trace, answer: dict[str, Any], files: dict[str, str], plain: PlainPlan | None
+) -> None:
     from ....units import format_time
     from ...outputs.show import line, memory, times, written
+    from ...outputs.solve import plain_text
     from ...outputs.verdict import verdict
 
     out.print(verdict(answer["told"], trace), soft_wrap=True)
@@ -195,6 +204,8 @@ def _show(out: Out, trace: Trace, answer: dict[str, Any], files: dict[str, str])
         if trace.iteration_ns != trace.cost_ns:
             bound += " in the pipeline"
         line(out, "bound", f"{bound}, for any schedule (this one: {answer['gap']:+.1%})")
+    if plain is not None:
+        line(out, "plainest", plain_text(plain, trace))
     for note in answer["notes"]:
         line(out, "note", note)
     if answer["command"]:

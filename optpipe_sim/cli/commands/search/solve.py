@@ -14,7 +14,7 @@ from ...options.search import add_search, add_shape, search_options
 from ...options.shared import add_pictures, add_problem
 from ..examples import OFFLOADING
 from . import family, layers
-from .common import COMPILING, finish, refuse
+from .common import COMPILING, finish, plain_beside, refuse
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
@@ -171,13 +171,15 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         log.write()
         files[arguments.log] = "objective and bound over time"
     more = {"found_by": result.info["found_by"], "interrupted": result.info["interrupted"]}
+    plain = plain_beside(profile, result.trace)
+    more["plainest"] = plain and plain.to_json(result.trace)
     return finish(
         arguments,
         out,
         result.trace,
         {**result.measures(), **more},
         files,
-        lambda: show_solution(out, arguments, profile, result, files),
+        lambda: show_solution(out, arguments, profile, result, files, plain),
         None if log is None else log.error,
     )
 

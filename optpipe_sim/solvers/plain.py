@@ -1,0 +1,91 @@
+"""Plain plans, which people run without a second thought: what a searched plan has to be worth more than."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from operator import le
+from typing import Any, NamedTuple
+
+from ..errors import OptPipeError
+from ..profile import CostProfile
+from ..schedules import INTERLEAVED, PLAIN, build, those
+from ..sim import simulate
+from ..trace import Trace
+from .covers import candidate_shapes
+
+WITHIN = (
+    0.01  # of the time of the best: a plainer plan that is no slower than this is the one to name
+)
+WHOLE = "full"  # the level of recomputation that every framework has
+
+
+class PlainPlan(NamedTuple):
+    """A plan by name and its replay; `rank`: the lower, the plainer."""
+
+    rank: int
+    name: str
+    trace: Trace
+
+    def to_json(self, best: Trace) -> dict[str, Any]:
+        """Return it as plain data beside the best plan: ``plainest`` of ``solve --json``."""
+        return {
+            "schedule": self.name,
+            "iteration_ns": self.trace.iteration_ns,
+            "peak_bytes": max(self.trace.peak_bytes),
+            "slower": self.trace.iteration_ns / best.iteration_ns - 1,
+        }
+
+
+def plain_plans(
+    profile: CostProfile,
+    microbatches: int,
+    limits: Sequence[int] | None,
+    objective: str = "flush",
+    names: Sequence[str] | None = None,
+) -> Iterator[PlainPlan]:
+    """Yield the plain plans that fit without waiting for memory, which no framework does, the plainest first: 1F1B, interleaved 1F1B with its usual group and ever more chunks, then
+    the other schedules that frameworks have by name; each with the given layers per stage, nothing recomputed, or all of it.
+
+    Args:
+        names: only these schedules; None: all.
+    """
+    profile = replace(profile, memory_limit=None)
+    levels = {level.name for cost in profile.stages for level in cost.recompute}
+    chunks = sorted({shape.chunks for shape in candidate_shapes(profile)} - {1})
+    others = [
+        name for name in those(lambda entry: entry.common) if name not in (PLAIN, INTERLEAVED)
+    ]
+    order = [PLAIN, *(f"{INTERLEAVED}:chunks={count}" for count in chunks), *others]
+    for rank, name in enumerate(order):
+        if names is not None and name.partition(":")[0] not in names:
+            continue
+        for level in (None, WHOLE) if WHOLE in levels else (None,):
+            told = (
+                name if level is None else f"{name}{',' if ':' in name else ':'}recompute={level}"
+            )
+            with suppress(OptPipeError):  # not for these microbatches, or stages
+                schedule = build(told, profile, microbatches)
+                trace = simulate(schedule, profile, objective=objective, explain=False)
+                if limits is None or all(map(le, trace.peak_bytes, limits)):
+                    yield PlainPlan(2 * rank + (level is not None), told, trace)
+
+
+def plainest(
+    profile: CostProfile,
+    microbatches: int,
+    limits: Sequence[int] | None,
+    best: Trace,
+    names: Sequence[str] | None = None,
+) -> PlainPlan | None:
+    """Return the plainest plan whose iteration is at most `WITHIN` longer than the best's, else the fastest of them; None if
+    none fits, or the best is such a plan."""
+    found = list(plain_plans(profile, microbatches, limits, best.objective, names))
+    if any(one.trace.schedule == best.schedule for one in found):
+        return None
+    most = best.iteration_ns * (1 + WITHIN)
+    close = [one for one in found if one.trace.iteration_ns <= most]
+    if close:
+        return min(close, key=lambda one: one.rank)
+    return min(found, key=lambda one: (one.trace.iteration_ns, one.rank), default=None)
