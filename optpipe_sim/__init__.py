@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from .costs.advise.advise import advise as advise
     from .costs.advise.evaluate import evaluate as evaluate
     from .costs.estimate import estimate as estimate
+    from .execution import Execution as Execution
+    from .execution import load_execution as load_execution
     from .names import build as build
     from .ops import Op as Op
     from .ops import OpKind as OpKind
+    from .ops import Pair as Pair
     from .plot.lanes import gantt as gantt
     from .profile import CostProfile as CostProfile
     from .profile_io import load_profile as load_profile
@@ -49,13 +52,16 @@ _HOME = {
     "explain": ".reasons.explain",
     "frontier": ".solvers.frontier",
     "gantt": ".plot.lanes",
+    "load_execution": ".execution",
     "load_profile": ".profile_io",
     "save_profile": ".profile_io",
     "simulate": ".sim",
     "solve": ".solvers.solve",
     "CostProfile": ".profile",
+    "Execution": ".execution",
     "Op": ".ops",
     "OpKind": ".ops",
+    "Pair": ".ops",
     "Report": ".report.report",
     "RecomputeLevel": ".stage_cost",
     "Schedule": ".schedule",

@@ -213,3 +213,9 @@ def test_relabelling_keeps_a_schedule_whole(case, seed) -> None:
     assert relabelled(moved, [place.index(at) for at in range(m)]) == schedule
     same = replace(profile, microbatch_time=None, microbatch_bytes=None, memory_limit=None)
     assert simulate(moved, same).makespan_ns == simulate(schedule, same).makespan_ns
+
+
+def test_a_profile_takes_an_execution_by_its_name() -> None:
+    profile = replace(_profile(), execution="megatron-lm")
+    assert profile.execution == load_execution("megatron-lm")
+    assert load_profile(profile_to_json(profile)) == profile

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import InvalidSchedule, ProfileError
-from ..execution import IDEAL, LINKS, Execution, Issue, family_of
+from ..execution import IDEAL, LINKS, Execution, Issue, family_of, load_execution
 from ..op_table import KEEP, OpTable, make_part_tables, make_table
 from ..schedule.shape import Shape, expand_placement
 from ..stage_cost import (
@@ -64,7 +64,7 @@ class CostProfile:
         memory_limit: bytes per device, or None.
         microbatch_time, microbatch_bytes: a factor per microbatch, of the times of compute ops (but for the overhead), and of sizes
             and the times of copies; None: all 1. A schedule then needs as many microbatches.
-        execution: how a trainer issues the work; see `issued`.
+        execution: how a trainer issues the work, or the name of one that ships; see `issued`.
         pair_hidden: what a pair, an F and a backward as one op, takes less than the two one after the other, in ns: one number, or by
             the stage of its F and that of its backward. It is at most the time of either.
         slices: into how many slices the sequence of a microbatch is cut; with more than one, every
@@ -131,6 +131,7 @@ class CostProfile:
             object.__setattr__(self, "memory_limit", limit)
         if self.offload is not None:
             check_offload(self.offload, self.devices, self.stages, self.placement)
+        object.__setattr__(self, "execution", load_execution(self.execution))
         self._settle_factors()
         self._check_hidden()
 
