@@ -48,10 +48,10 @@ PROFILE = {
 def test_completes_to_what_one_uses_and_to_nothing_else() -> None:
     functions = {
         "advise", "build", "check", "compare", "estimate", "evaluate", "explain", "frontier", "gantt",
-        "load_profile", "save_profile", "simulate", "solve", "plot",
+        "load_execution", "load_profile", "save_profile", "simulate", "solve", "plot",
     }  # fmt: skip
     nouns = {
-        "CostProfile", "Op", "OpKind", "RecomputeLevel", "Report", "Schedule", "Shape", "SolveResult",
+        "CostProfile", "Execution", "Op", "OpKind", "Pair", "RecomputeLevel", "Report", "Schedule", "Shape", "SolveResult",
         "StageCost", "Trace",
     }  # fmt: skip
     assert set(dir(optpipe_sim)) == functions | nouns | {"__version__"}
