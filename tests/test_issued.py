@@ -219,3 +219,9 @@ def test_a_profile_takes_an_execution_by_its_name() -> None:
     profile = replace(_profile(), execution="megatron-lm")
     assert profile.execution == load_execution("megatron-lm")
     assert load_profile(profile_to_json(profile)) == profile
+
+
+def test_scaling_compute_leaves_the_overhead() -> None:
+    profile = _profile(t_overhead_ns=60)
+    assert [cost.t_f_ns for cost in profile.scale(compute=0.5).stages] == [50 + 60] * 2
+    assert profile.scale(compute=0.5).rechunk(2).stages[0].t_f_ns == 25 + 60

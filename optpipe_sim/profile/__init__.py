@@ -615,7 +615,7 @@ class CostProfile:
     def scale(
         self, compute: float = 1, comm: float = 1, copy: float = 1, memory: float = 1
     ) -> CostProfile:
-        """Multiply the times of compute, messages and copies, and the activation memory."""
+        """Multiply the times of compute (but for the overhead in them), messages and copies, and the activation memory."""
 
         def times(value: int | None, factor: float, least: int = 0) -> int | None:
             return None if value is None else max(least, round_half_up(value * exact(factor)))
@@ -629,7 +629,8 @@ class CostProfile:
                 b_work_bytes=times(old.b_work_bytes, memory),
             )
 
-        def scaled(_: int, cost: StageCost) -> StageCost:
+        def scaled(_: int, given: StageCost) -> StageCost:
+            cost = without_overhead(given)
             changed: dict[str, Any] = {"recompute": tuple(map(level, cost.recompute))}
             for key, factor, least in (
                 ("t_f_ns", compute, 1),
@@ -644,7 +645,7 @@ class CostProfile:
                 ("kv_bytes", memory, 0),
             ):
                 changed[key] = times(getattr(cost, key), factor, least)
-            return replace(cost, **changed)
+            return with_overhead(replace(cost, **changed), given.overhead_ns)
 
         return replace(
             self.map_stages(scaled),
