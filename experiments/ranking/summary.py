@@ -114,19 +114,30 @@ def by_families(rows: Iterable[Row]) -> dict[str, list[float]]:
     return found
 
 
-def coverage(rows: Iterable[Row], key: str) -> tuple[float, int]:
-    """Return how many of the differences lie within the half-width of the other rows, and how many there are.
-
-    The half-width for the rows with one value of `key` is that of the rows with all its other values.
-    """
-    groups: dict[str, list[float]] = {}
-    for row in rows:
-        groups.setdefault(row[key], []).extend(row["difference_errors"])
+def coverage(errors: Mapping[str, Sequence[float]]) -> tuple[float, int]:
+    """Return the share of all errors that lie within the half-width of the other groups' errors, and how many errors there are."""
     inside = total = 0
-    for name, errors in groups.items():
-        rest = [error for other, each in groups.items() if other != name for error in each]
+    for name, own in errors.items():
+        rest = [error for other, each in errors.items() if other != name for error in each]
         if rest:
             width = half_width(rest)
-            inside += sum(abs(error) <= width for error in errors)
-            total += len(errors)
+            inside += sum(abs(error) <= width for error in own)
+            total += len(own)
     return inside / total, total
+
+
+def differences(rows: Iterable[Row], key: str) -> dict[str, list[float]]:
+    """Return the errors of differences by the value of `key`."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        found.setdefault(row[key], []).extend(row["difference_errors"])
+    return found
+
+
+def times(rows: Iterable[Row], key: str) -> dict[str, list[float]]:
+    """Return the mean errors of settings whose times are known, by the value of `key`."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if row["error"] is not None:
+            found.setdefault(row[key], []).append(row["error"])
+    return found

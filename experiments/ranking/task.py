@@ -14,7 +14,7 @@ from optpipe_sim.execution import FAMILIES
 from optpipe_sim.sim import simulate
 from optpipe_sim.study.tasks import Row
 
-VERSION = 5
+VERSION = 6
 MATTERS = 0.02  # of time: pairs that differ by more are counted apart
 
 
@@ -87,6 +87,7 @@ def _of(setting: Setting) -> Row:
         "paper": setting.paper,
         "trainer": setting.trainer,
         "machine": setting.machine,
+        "model": setting.model,
         "compares": setting.compares,
         "costs": setting.kind_of_costs,
         "schedules": [run.name for run in setting.runs],

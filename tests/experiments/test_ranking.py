@@ -12,7 +12,16 @@ import yaml
 from experiments.ranking.fits import GRID, IDEAL, Execution, fit, predicted
 from experiments.ranking.settings import Setting, settings
 from experiments.ranking.ship import FOLDER, SHIPPED, text
-from experiments.ranking.summary import by_families, by_way, coverage, group, half_width, line
+from experiments.ranking.summary import (
+    by_families,
+    by_way,
+    coverage,
+    differences,
+    group,
+    half_width,
+    line,
+    times,
+)
 from experiments.ranking.task import judged, run
 from optpipe_sim.costs.published import published
 from optpipe_sim.errors import OptPipeError
@@ -157,7 +166,8 @@ def test_lines_and_intervals_by_hand() -> None:
     assert by_families(rows) == {"split": [0.01, 0.02], "plain and split": [-0.03, 0.02]}
     assert half_width([0.01, -0.02, 0.03, -0.04, 0.05, 0.06]) == pytest.approx(0.05)
     # a's errors within b's 0.02: one of two; b's within the 80 % of a's, 0.026: both
-    assert coverage(rows, "paper") == (0.75, 4)
+    assert coverage(differences(rows, "paper")) == (0.75, 4)
+    assert times([{**rows[0], "error": 0.1}, {**rows[1], "error": None}], "paper") == {"a": [0.1]}
 
 
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda one: one.name)
@@ -184,7 +194,7 @@ def test_shipped_executions_are_those_of_the_table(shipped) -> None:
 )
 def test_intervals_hold_what_they_say_of_what_was_left_out(left_out, key) -> None:
     rows = by_way(load_table(RESULTS, "ranking"))["fitted", left_out]
-    held, count = coverage([row for row in rows if group(row) == "schedules"], key)
+    held, count = coverage(differences((row for row in rows if group(row) == "schedules"), key))
     assert count > 150
     assert 0.7 <= held <= 0.9
 
