@@ -156,13 +156,13 @@ def test_profiles_with_overhead_and_factors_are_read_back(profile, seed) -> None
 @pytest.mark.parametrize("engine", ["auto", "cpsat", "search", "adaoffload"])
 def test_solvers_order_microbatches_that_differ(engine: str) -> None:
     profile = _profile(microbatch_time=[1, 1, 1, 3])
-    found = solve(profile, 4, engine=engine, time_limit=5, chunks="own", cache=False)
+    found = solve(profile, 4, engine=engine, time_limit=2, chunks="own", cache=False)
     fixed = simulate(build("1f1b", profile, 4), profile).cost_ns
     assert found.lower_bound_ns <= found.objective_ns <= fixed
     assert found.objective_ns == simulate(found.schedule, profile).cost_ns
     if engine == "cpsat":
         assert found.status == "optimal"
-        searched = solve(profile, 4, engine="search", time_limit=3, chunks="own", cache=False)
+        searched = solve(profile, 4, engine="search", time_limit=2, chunks="own", cache=False)
         assert found.objective_ns <= searched.objective_ns <= 1.02 * found.objective_ns
 
 
@@ -186,7 +186,7 @@ def test_a_plan_under_an_execution_pays_for_its_chunks() -> None:
     ideal = load_profile({"devices": 2, "stages": small})
     issued = load_profile({"devices": 2, "stages": small, "execution": heavy})
     chunks = [
-        solve(each, 4, time_limit=4, cache=False).schedule.shape.chunks for each in (ideal, issued)
+        solve(each, 4, time_limit=2, cache=False).schedule.shape.chunks for each in (ideal, issued)
     ]
     assert chunks[0] > 1
     assert chunks[1] == 1
