@@ -42,6 +42,9 @@ def test_an_answer_under_an_execution_has_its_interval(here) -> None:
     assert ideal["iteration_interval_ns"] is None
     issued = here("simulate p.yaml --schedule 1f1b -m 8 --execution megatron-lm --json").json
     assert issued["iteration_ns"] > ideal["iteration_ns"]
+    assert ideal["iteration_interval_ns"] is None
+    low, high = issued["iteration_interval_ns"]
+    assert low < issued["iteration_ns"] < high
     low, high = issued["iteration_interval_ns"]
     common = load_execution("megatron-lm").common
     assert (low + high) / 2 == pytest.approx(issued["iteration_ns"], rel=1e-6)
@@ -109,3 +112,6 @@ def test_estimates_take_an_execution(here) -> None:
     issued = here(f"evaluate {run} --gpus 4 --pp 4 -m 16 --execution megatron-lm --json").json
     assert issued["execution"] == "megatron-lm"
     assert issued["iteration_ns"] > ideal["iteration_ns"]
+    assert ideal["iteration_interval_ns"] is None
+    low, high = issued["iteration_interval_ns"]
+    assert low < issued["iteration_ns"] < high

@@ -142,7 +142,7 @@ class Row:
 
     def to_json(self, advice: Advice) -> dict[str, Any]:
         """Plain data; the keys of ``advise --json``."""
-        parts = advice.parts(self)
+        parts, interval = advice.parts(self), self.trace.iteration_interval_ns
         return {
             **asdict(self.choice),
             "schedule": self.schedule,
@@ -150,6 +150,7 @@ class Row:
             "offloaded": self.trace.offloaded,
             "recomputed": self.trace.recomputed,
             "iteration_ns": round(self.iteration_ns),
+            "iteration_interval_ns": interval and list(interval),
             "tokens_per_s": self.tokens_per_s,
             "mfu": self.mfu,
             "mfu_causal": self.mfu_causal,
