@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from .costs.advise.advise import advise as advise
     from .costs.advise.evaluate import evaluate as evaluate
     from .costs.estimate import estimate as estimate
+    from .errors import Deadlock as Deadlock
+    from .errors import InvalidSchedule as InvalidSchedule
+    from .errors import NoSolution as NoSolution
+    from .errors import OptPipeError as OptPipeError
+    from .errors import OutOfMemory as OutOfMemory
+    from .errors import ProfileError as ProfileError
     from .execution import Execution as Execution
     from .execution import load_execution as load_execution
     from .names import build as build
@@ -71,11 +77,22 @@ _HOME = {
     "Trace": ".trace",
 }
 __all__ = sorted([*_HOME, "plot"])
+# to catch, not to begin with: they are there, and completion does not offer them
+_ERRORS = (
+    "Deadlock",
+    "InvalidSchedule",
+    "NoSolution",
+    "OptPipeError",
+    "OutOfMemory",
+    "ProfileError",
+)
 
 
 def __getattr__(name: str) -> Any:
     if name == "plot":
         return import_module(".plot", __name__)
+    if name in _ERRORS:
+        return getattr(import_module(".errors", __name__), name)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME[name], __name__), name)

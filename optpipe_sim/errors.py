@@ -7,7 +7,10 @@ from collections.abc import Iterable
 
 
 class OptPipeError(Exception):
-    """Whatever optpipe_sim refuses or cannot do."""
+    """Whatever optpipe_sim refuses or cannot do; `message`: one line that a user can act on."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
 
 
 class ProfileError(OptPipeError):

@@ -191,3 +191,53 @@ def test_a_trace_draws_itself() -> None:
     assert above.get_xlim() == (0, T.makespan_ns / 1e6)
     part = T.plot("50%", T.makespan_ns)
     assert part.axes[0].get_xlim() == (T.makespan_ns / 2e6, T.makespan_ns / 1e6)
+
+
+def test_errors_are_where_one_looks_for_them() -> None:
+    import pickle
+
+    from optpipe_sim import Deadlock, OptPipeError
+
+    profile = load_profile(PROFILE)
+    with pytest.raises(Deadlock, match=r"^does not fit: ") as caught:
+        simulate(build("gpipe", profile, 4), profile, max(profile.least_limits))
+    assert isinstance(caught.value, OptPipeError)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), str(again)) == (Deadlock, str(caught.value))
+
+
+def test_a_run_is_told_by_its_global_batch() -> None:
+    asked: dict[str, Any] = {"pp": 2, "microbatch": 2}
+    by_batch = evaluate(MODEL, "h100", 8, 1024, global_batch=32, **asked)
+    # 4 replicas of 2 sequences in 4 microbatches
+    assert by_batch.row == evaluate(MODEL, "h100", 8, 1024, microbatches=4, **asked).row
+    for wrong in ({"global_batch": 33}, {}, {"global_batch": 32, "microbatches": 4}):
+        with pytest.raises(OptPipeError, match="global_batch"):
+            evaluate(MODEL, "h100", 8, 1024, **asked, **wrong)
+
+
+def test_doubts_travel_with_the_result() -> None:
+    found = advise(MODEL, "h100", 4, 8, 1024, time_limit=1, top=2)
+    page = found._repr_html_()
+    assert found.basis.partition(";")[0] in page.replace("&#x27;", "'")
+    for doubt in found.doubts(found.rows[0]):
+        assert doubt.partition("'")[0].partition("<")[0] in page
+    strange = any(doubt.startswith("not plausible") for doubt in found.doubts(found.rows[0]))
+    assert ("not plausible" in repr(found)) == strange
+    today = evaluate(MODEL, "h100", 4, 1024, microbatches=2, pp=2)
+    assert "how sure" in today._repr_html_()
+
+
+def test_every_error_is_there() -> None:
+    for name in ("Deadlock", "InvalidSchedule", "NoSolution", "OutOfMemory", "ProfileError"):
+        assert issubclass(getattr(optpipe_sim, name), optpipe_sim.OptPipeError)
+
+
+def test_a_comparison_shows_itself_as_a_table() -> None:
+    profile = load_profile(PROFILE)
+    rows = compare(profile, 4, ["1f1b", "zb-h1"])
+    page = rows._repr_html_()
+    assert page.count("<tr>") == len(rows) == 2
+    for row in rows:
+        assert f"{row.trace.iteration_ns / 1e6:.4g} ms, {row.speedup:.2f}x 1F1B" in page
+    assert repr(rows).startswith(f"<2 rows: {rows[0]!r}")

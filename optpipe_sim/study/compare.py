@@ -19,7 +19,7 @@ from ..sim import simulate_or_report
 from ..solvers.treatments import require_alike, restrict
 from ..solvers.variants import recomputed_at
 from ..trace import Trace
-from ..units import Size, format_sizes, format_time, html_table
+from ..units import Size, counted, format_sizes, format_time, html_table
 
 # schedules that choose themselves what to recompute
 CHOOSING = ("optpipe", *those(lambda entry: entry.recomputes))
@@ -60,6 +60,15 @@ class Row:
         return (
             f"<Row {self.schedule}: {format_time(self.trace.iteration_ns)}, {self.speedup:.2f}x 1F1B,"
             f" peak {self.trace.peak_text}{fits}>"
+        )
+
+    @property
+    def summary(self) -> str:
+        """Its time, speed, peak and gap in one line."""
+        fits = "" if self.trace.fits else ", does not fit"
+        return (
+            f"{format_time(self.trace.iteration_ns)}, {self.speedup:.2f}x 1F1B, peak {self.trace.peak_text}{fits},"
+            f" at most {self.gap:.1%} above the best possible with its chunks"
         )
 
     def _repr_html_(self) -> str:
@@ -125,6 +134,17 @@ class Row:
         }
 
 
+class Rows(list[Row]):
+    """The rows of `compare`; they show themselves as a table."""
+
+    def __repr__(self) -> str:
+        return f"<{counted(len(self), 'row')}: {', '.join(map(repr, self[:3]))}{', ...' * (len(self) > 3)}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table with a line per row, for notebooks."""
+        return html_table({row.schedule: row.summary for row in self})
+
+
 @dataclass(frozen=True)
 class Comparison:
     """`rows`: those that fit first, fastest first; `refused`: the other schedules, and why they
@@ -164,7 +184,7 @@ def compare(
     time_limit: float = 10.0,
     treatments: Iterable[str] | None = None,
     per_stage: bool = False,
-) -> list[Row]:
+) -> Rows:
     """Compare schedules: a row per schedule, those that fit first, fastest first.
 
     Schedules that the profile or the number of microbatches does not admit are left out;
@@ -185,9 +205,10 @@ def compare(
     Raises:
         InvalidSchedule: for an unknown name or option, or if no schedule is left to compare.
     """
-    return compare_all(
+    found = compare_all(
         profile, microbatches, schedules, memory_limit, objective, time_limit, treatments, per_stage
-    ).rows
+    )
+    return Rows(found.rows)
 
 
 def compare_all(

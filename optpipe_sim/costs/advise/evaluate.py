@@ -58,6 +58,8 @@ class Evaluation:
             if self.memory_ratio is None
             else f"{self.memory_ratio:.3f}",
         }
+        doubts = [*self.advice.doubts(self.row), *self.findings()]
+        rows |= {"how sure": self.advice.basis, "doubts": "; ".join(doubts) or "none"}
         return html_table(rows) + self.row._repr_html_()
 
     @property
@@ -195,7 +197,8 @@ def evaluate(
     gpus: int,
     seq: int,
     *,
-    microbatches: int,
+    microbatches: int | None = None,
+    global_batch: int | None = None,
     schedule: str | None = None,
     pp: int = 1,
     tp: int = 1,
@@ -225,7 +228,8 @@ def evaluate(
 
     Args:
         gpus: in all; what pp, tp and cp leave are replicas. `seq`: tokens per sequence.
-        microbatches: m, per replica and iteration, of `microbatch` sequences each.
+        microbatches: m, per replica and iteration, of `microbatch` sequences each. `global_batch`: or sequences per
+            iteration, in all; one of the two.
         schedule: a published one by name, options included; None: 1F1B, interleaved with `chunks`.
             ``1f1b:recompute=LEVEL`` takes a level of `estimate(levels=True)`.
         pp, tp, cp, ep, etp, zero, chunks, recompute, layers, flash, dtype, exchange, context, cuda_graphs, overlap, grad_reduce_in_bf16: as for `estimate`;
@@ -244,9 +248,10 @@ def evaluate(
     if calibration is not None:
         machine = machine.with_rates(calibration.rates)
     counts = {"gpus": gpus, "seq": seq, "pp": pp, "tp": tp, "cp": cp, "ep": ep, "chunks": chunks}
-    counts |= {"microbatch": microbatch, "microbatches": microbatches}
+    counts |= {"microbatch": microbatch}
     for key, value in counts.items():
         require_count(key, value)
+    microbatches = _microbatches(microbatches, global_batch, gpus // (pp * tp * cp), microbatch)
     name = schedule or (PLAIN if chunks == 1 else INTERLEAVED)
     base, options = parse_name(name)
     if base == "optpipe":
@@ -298,3 +303,21 @@ def _beside(advice: Advice, measured_ns: float | None, measured_bytes: Size | No
     if peak is not None:
         require_peak("measured_bytes", peak, row.peak_bytes, advice.question.machine)
     return Evaluation(advice, measured_ns, peak)
+
+
+def _microbatches(m: int | None, global_batch: int | None, replicas: int, microbatch: int) -> int:
+    """Return the microbatches of a replica, as given or from the sequences of all replicas."""
+    if (m is None) == (global_batch is None):
+        raise OptPipeError("microbatches, global_batch: give one of the two")
+    if global_batch is None:
+        assert m is not None
+        require_count("microbatches", m)
+        return m
+    require_count("global_batch", global_batch)
+    found, rest = divmod(global_batch, max(1, replicas) * microbatch)
+    if rest or not found:
+        raise OptPipeError(
+            f"global_batch {global_batch}: is not a multiple of {max(1, replicas)} replicas x"
+            f" microbatch {microbatch}"
+        )
+    return found

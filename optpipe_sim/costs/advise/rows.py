@@ -203,7 +203,9 @@ class Advice:
     def __repr__(self) -> str:
         question = self.question
         what = f"{question.model.name} on {question.gpus} x {question.machine.name}"
-        return f"<Advice {what}: {len(self.rows)} rows, best {self.rows[0]!r}>"
+        doubts = self.doubts(self.rows[0])
+        strange = ", not plausible" * any(doubt.startswith("not plausible") for doubt in doubts)
+        return f"<Advice {what}: {len(self.rows)} rows, best {self.rows[0]!r}{strange}>"
 
     def _repr_html_(self) -> str:
         """Return the rows as a table, the best as a picture, for notebooks."""
@@ -212,6 +214,7 @@ class Advice:
             f" {format_size(row.peak_bytes)}"
             for at, row in enumerate(self.rows)
         }
+        rows |= {"how sure": self.basis, "doubts": "; ".join(self.doubts(self.rows[0])) or "none"}
         return html_table(rows) + self.rows[0]._repr_html_()
 
     @property
