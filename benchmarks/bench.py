@@ -29,7 +29,8 @@ from optpipe_sim.schedules import WHOLE
 from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
 from optpipe_sim.sim.lower import lower
 from optpipe_sim.sim.noise import Noise, replay_noisy
-from optpipe_sim.solvers.anneal.search import Workspace, pack, search
+from optpipe_sim.solvers.anneal.plans import pack
+from optpipe_sim.solvers.anneal.search import Workspace, search
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.study.experiment import load_experiment
 from optpipe_sim.study.run import sweep
@@ -171,11 +172,11 @@ def annealing() -> None:
         limit = devices * 100 * 2**20 // 4
         problem = make_problem(profile(devices), microbatches, limit, "flush")
         start = adaoffload(problem.profile, microbatches, limit=problem.limits)
-        work, programs, count = Workspace(problem), pack(problem, start), 20_000
+        work, plan, count = Workspace(problem), pack(problem, start), 20_000
         changes = best(partial(search, problem, [start], evaluations=count), 3.0) / count
-        everything = best(partial(work.evaluate, programs))
+        everything = best(partial(work.evaluate, plan))
         cells = [f"{value * 1e6:.1f}" for value in (changes, everything)]
-        ops = f"{int(programs.length.sum()):,}"
+        ops = f"{int(plan.length.sum()):,}"
         ratio = f"{everything / changes:.0f}"
         table.add_row(str(devices), str(microbatches), ops, *cells, ratio)
     console.print(table)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..codes import O
 from ..errors import OptPipeError
 from ..processes.signals import ctrl_c_later
 from ..profile import CostProfile
@@ -32,8 +33,10 @@ from ..sim.scenarios import (
     scenario_bounds,
 )
 from ..trace import Trace
-from .anneal import moves, times
-from .anneal.search import Programs, Workspace, pack, search, unpack
+from .anneal.edits import set_offload, shift
+from .anneal.plans import Plan, pack, unpack
+from .anneal.search import Workspace, search
+from .anneal.times import NEVER, fill_slots
 from .greedy.search import greedy_search
 from .margins.plan import padded, with_room
 from .margins.shares import Margins, as_margins
@@ -362,39 +365,38 @@ def _candidates(
 def _improve(problem: Problem, entries: _Field, until: float, seed: int) -> None:
     """Change single ops of the best schedule; keep each change that improves the measure."""
     random, work = Random(seed), Workspace(problem)
-    low, high = work.costs.low, work.costs.high
     start = entries.best[0]
-    programs, best = pack(problem, start.schedule), start.measure_ns
-    # a BW is a B and a W here, whose measure may differ
-    again = entries.offer(unpack(problem, programs, "robust"), "improved")
+    plan, best = pack(problem, start.schedule), start.measure_ns
+    # a BW may be a B and a W here, whose measure may differ
+    again = entries.offer(unpack(problem, plan, "robust"), "improved")
     best = min(best, again) if again is not None else best
-    nominal = work.evaluate(programs)[0]
+    nominal = work.evaluate(plan)[0]
     while time.monotonic() < until:
-        changed = programs.copy()
-        if not _move(changed, work.slots(changed), problem, random, low, high):
+        changed = plan.copy()
+        if not _move(changed, work, problem, random):
             continue
         # skip schedules that deadlock or are much slower even without noise
         makespan = work.evaluate(changed)[0]
-        if makespan >= times.NEVER or makespan > 1.02 * nominal:
+        if makespan >= NEVER or makespan > 1.02 * nominal:
             continue
         found = entries.offer(unpack(problem, changed, "robust"), "improved")
         if found is not None and found <= best:
-            programs, best, nominal = changed, found, min(nominal, makespan)
+            plan, best, nominal = changed, found, min(nominal, makespan)
 
 
-def _move(
-    programs: Programs, slot: np.ndarray, problem: Problem, random: Random, low: int, high: int
-) -> bool:
+def _move(plan: Plan, work: Workspace, problem: Problem, random: Random) -> bool:
     """Move one op, or offload or keep one activation; returns whether that was possible."""
-    device = random.randrange(len(programs.length))
-    size = int(programs.length[device])
+    costs, times = work.costs, work.times
+    fill_slots(plan, times)
+    device = random.randrange(len(plan.length))
+    size = int(plan.length[device])
     at = random.randrange(size)
     if problem.may_offload and random.random() < 0.2:
-        unit = int(programs.prog[device, at]) & (1 << high) - 1
-        if not problem.profile.stages[unit >> low].offloadable:
+        unit = int(plan.prog[device, at]) & (1 << costs.high) - 1
+        if not problem.profile.stages[unit >> costs.low].offloadable:
             return False
-        ahead = random.choice(AHEAD)
-        moves.toggle(programs.prog, programs.length, slot, device, unit, ahead, high)
+        offloaded = times.slot[unit | O << costs.high] >= 0
+        set_offload(plan, costs, times, unit, not offloaded, random.choice(AHEAD))
         return True
     stop = min(size - 1, max(0, at + random.choice((-1, 1)) * random.randint(1, REACH)))
-    return moves.shift(programs.prog, slot, device, at, stop, low, high) != at
+    return bool(shift(plan, costs, times, device, at, stop) != at)

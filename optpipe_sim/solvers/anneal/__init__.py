@@ -1,1 +1,1 @@
-"""Simulated annealing over programs, evaluated by a compiled replay."""
+"""Simulated annealing of programs and treatments, evaluated incrementally."""

@@ -14,7 +14,7 @@ import numpy as np
 from ...codes import O, R
 from ...compiled import part, step
 from ..problem import Problem
-from .links import NEVER
+from .times import NEVER, copied, duration
 
 
 class Host(NamedTuple):
@@ -51,41 +51,46 @@ def make_host(problem: Problem, units: int) -> Host:
     )
 
 
-@part
-def exceeds(prog, length, end, high, host):
-    """Return whether more than the limit is pinned on a node at some time.
+@step
+def exceeds(plan, costs, host, t):
+    """Return whether an evaluated plan pins more than the limit on a node at some time."""
+    return host.limit < NEVER and _exceeds(plan, costs, host, t)
 
-    Args:
-        end: of each op, its end. `host`: its `begin` and `size` must be those of these programs.
-    """
-    mask, most = (1 << high) - 1, 0
+
+@part
+def _exceeds(plan, costs, host, t):
+    high, mask, most = costs.high, (1 << costs.high) - 1, 0
     # 1. if it all fits at once, times do not matter
     for which in range(len(host.pinned)):
         host.pinned[which] = 0
-    for d in range(len(length)):
-        for slot in range(length[d]):
-            if prog[d, slot] >> high == O:
-                host.pinned[host.node[d]] += host.size[prog[d, slot] & mask]
+    for d in range(len(plan.length)):
+        for slot in range(plan.length[d]):
+            code = plan.prog[d, slot]
+            if code >> high == O:
+                unit = code & mask
+                host.begin[unit] = t.end[code] - duration(code, plan, costs, t)
+                host.size[unit] = costs.gives[O, unit >> costs.low, copied(unit, plan, costs, t)]
+                host.pinned[host.node[d]] += host.size[unit]
         most = max(most, host.pinned[host.node[d]])
     if most <= host.limit:
         return False
     # 2. all O's and R's in the order of time; what ends makes room for what starts at the same time
     for which in range(len(host.pinned)):
         host.pinned[which] = 0
-    for d in range(len(length)):
+    for d in range(len(plan.length)):
         host.at[0, d] = host.at[1, d] = -1
-        _advance(prog, length, end, high, 0, d, host)
-        _advance(prog, length, end, high, 1, d, host)
+        _advance(plan, high, 0, d, host, t)
+        _advance(plan, high, 1, d, host, t)
     while True:
         soonest, way, device = NEVER, 0, -1
-        for d in range(len(length)):
+        for d in range(len(plan.length)):
             if host.due[1, d] < soonest or (host.due[1, d] == soonest and way == 0 and device >= 0):
                 soonest, way, device = host.due[1, d], 1, d
             if host.due[0, d] < soonest:
                 soonest, way, device = host.due[0, d], 0, d
         if device < 0:
             return False
-        size = host.size[prog[device, host.at[way, device]] & mask]
+        size = host.size[plan.prog[device, host.at[way, device]] & mask]
         node = host.node[device]
         if way == 0:
             host.pinned[node] += size
@@ -93,16 +98,16 @@ def exceeds(prog, length, end, high, host):
                 return True
         else:
             host.pinned[node] -= size
-        _advance(prog, length, end, high, way, device, host)
+        _advance(plan, high, way, device, host, t)
 
 
 @step
-def _advance(prog, length, end, high, way, d, host):
+def _advance(plan, high, way, d, host, t):
     """Go on to the next O (way 0) or R (way 1) of a device."""
     kind, slot = (R if way else O), host.at[way, d] + 1
-    while slot < length[d] and prog[d, slot] >> high != kind:
+    while slot < plan.length[d] and plan.prog[d, slot] >> high != kind:
         slot += 1
     host.at[way, d], host.due[way, d] = slot, NEVER
-    if slot < length[d]:
-        code = prog[d, slot]
-        host.due[way, d] = end[code] if way else host.begin[code & (1 << high) - 1]
+    if slot < plan.length[d]:
+        code = plan.prog[d, slot]
+        host.due[way, d] = t.end[code] if way else host.begin[code & (1 << high) - 1]

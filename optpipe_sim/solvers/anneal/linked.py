@@ -5,23 +5,26 @@ run ahead as far as known times allow. Only decisions that depend on time (which
 serves, when a waiting reload is granted memory) are made in the order of time, so that everything
 still unknown comes later. The times equal those of `sim.events.run_events` to the tick.
 
-See `times` for the encoding of programs, and `links` for links and for keys, the times used here.
+See `plans` for the encoding of programs, and `links` for links and for keys, the times used here.
 """
 
 from __future__ import annotations
 
 from ...codes import B, F, O, R
 from ...compiled import compiled, step
-from .links import MEMORY, NEVER, after, engine_of, find_next, next_transfer, serve
+from .links import MEMORY, after, engine_of, find_next, next_transfer, serve
+from .times import NEVER, column, duration
+from .waits import neighbours
 
 RELOADED = -2  # the end of an R that is still to come
 
 
 @compiled
-def evaluate_links(prog, length, costs, links, end, ready, cause):
-    """Evaluate as `times.evaluate` does, with transfers that share links."""
-    devices = len(length)
-    _begin(prog, length, costs, links, end, ready)
+def evaluate_links(plan, costs, links, t):
+    """Evaluate a plan as `evaluate.evaluate` does, with transfers that share links; only plans whose activations are
+    kept or offloaded whole."""
+    devices = len(plan.length)
+    _begin(plan, costs, links, t)
     depth, total, now, soonest_late = devices, 0, 0, NEVER
     while True:
         # 1. run each device ahead as far as known times allow
@@ -29,7 +32,7 @@ def evaluate_links(prog, length, costs, links, end, ready, cause):
             depth -= 1
             d = links.stack[depth]
             depth, total, soonest_late, possible = _run_device(
-                prog, length, d, now, depth, total, soonest_late, costs, links, end, ready, cause
+                plan, d, now, depth, total, soonest_late, costs, links, t
             )
             if not possible:
                 return NEVER, NEVER, 0
@@ -55,25 +58,25 @@ def evaluate_links(prog, length, costs, links, end, ready, cause):
             break
         # 4. that link serves
         now = soonest
-        depth = serve(prog, length, chosen, now, costs, links, end, ready, cause)
+        depth = serve(plan, chosen, now, costs, links, t)
     # 5. the makespan, unless some op never starts
     makespan = span = 0
     for d in range(devices):
-        if links.at[d] < length[d] or links.head[2 * d] >= 0 or links.head[2 * d + 1] >= 0:
+        if links.at[d] < plan.length[d] or links.head[2 * d] >= 0 or links.head[2 * d + 1] >= 0:
             return NEVER, NEVER, 0
         makespan = max(makespan, links.free_at[d])
         span = max(span, (links.free_at[d] >> links.shift) - (links.begun[d] >> links.shift))
-    for code in range(len(end)):
-        end[code] >>= links.shift
+    for code in range(len(t.end)):
+        t.end[code] >>= links.shift
     return makespan >> links.shift, span, total
 
 
 @step
-def _begin(prog, length, costs, links, end, ready):
+def _begin(plan, costs, links, t):
     """Set everything to time 0."""
-    devices = len(length)
-    for code in range(len(end)):
-        end[code] = ready[code] = -1
+    devices = len(plan.length)
+    for code in range(len(t.end)):
+        t.end[code] = t.ready[code] = -1
     for d in range(devices):
         links.at[d] = links.free_at[d] = links.granted[d] = links.anchor[d] = 0
         links.anchor_op[d] = links.granted_op[d] = links.begun[d] = links.waits[d] = -1
@@ -89,11 +92,11 @@ def _begin(prog, length, costs, links, end, ready):
         links.engine_op[queue] = links.head[queue] = -1
         links.came[queue] = NEVER
         d = queue >> 1
-        slot = 0 if engine_of(queue, costs) == queue else length[d]
-        slot = next_transfer(prog, length, queue, slot, costs.shared, costs.high)
+        slot = 0 if engine_of(queue, costs) == queue else plan.length[d]
+        slot = next_transfer(plan, queue, slot, costs.shared, costs.high)
         links.where[queue] = slot
-        if slot < length[d]:
-            links.head[queue] = prog[d, slot]
+        if slot < plan.length[d]:
+            links.head[queue] = plan.prog[d, slot]
     for link in range(links.number):
         links.free[link] = 0
         links.last[link] = -1
@@ -102,7 +105,7 @@ def _begin(prog, length, costs, links, end, ready):
 
 @step
 def _run_device(
-    prog, length, d, now, depth, total, soonest_late, costs, links, end, ready, cause
+    plan, d, now, depth, total, soonest_late, costs, links, t
 ):  # fmt: skip
     """Run a device ahead as far as known times allow.
 
@@ -112,18 +115,18 @@ def _run_device(
     """
     mask, backs = (1 << costs.high) - 1, R << costs.high
     while True:
-        soonest_late = _grant_reloads(d, now, soonest_late, costs, links, end, ready, cause)
-        if links.at[d] == length[d]:
+        soonest_late = _grant_reloads(plan, d, now, soonest_late, costs, links, t)
+        if links.at[d] == plan.length[d]:
             return depth, total, soonest_late, True
-        code = prog[d, links.at[d]]
+        code = plan.prog[d, links.at[d]]
         kind, unit = code >> costs.high, code & mask
         if kind == O:
             links.at[d] += 1
             continue
         if kind == R:
-            if end[unit | B << costs.high] >= 0:
+            if t.end[unit | B << costs.high] >= 0:
                 return depth, total, soonest_late, False
-            _ask(code, d, links, end)
+            _ask(code, d, links, t)
             continue
         # 1. what the op waits for
         time, why = links.free_at[d], links.anchor_op[d]
@@ -131,51 +134,51 @@ def _run_device(
             links.waits[d] = MEMORY
             if links.asked_head[d] < links.asked_tail[d]:
                 return depth, total, soonest_late, True
-        if (kind == B and end[unit] < 0) or (kind > B and end[unit | B << costs.high] < 0):
+        if (kind == B and t.end[unit] < 0) or (kind > B and t.end[unit | B << costs.high] < 0):
             return depth, total, soonest_late, False
-        source = _source(code, costs)
+        source, _, _, _ = neighbours(code, kind, costs)
         if source >= 0:
-            if ready[source] < 0:
+            if t.ready[source] < 0:
                 links.waits[d] = source
                 return depth, total, soonest_late, True
-            if ready[source] > time:
-                time, why = ready[source], source
+            if t.ready[source] > time:
+                time, why = t.ready[source], source
         if kind == F:
-            time, why, fits = _grant_forward(code, d, time, why, costs, links, end)
+            time, why, fits = _grant_forward(code, d, time, why, plan, costs, links, t)
             if not fits:
                 return depth, total, soonest_late, True
         elif kind == B:
             reload = unit | backs
-            if end[reload] == RELOADED:
+            if t.end[reload] == RELOADED:
                 links.waits[d] = reload
                 return depth, total, soonest_late, True
-            if end[reload] > time:
-                time, why = end[reload], reload
+            if t.end[reload] > time:
+                time, why = t.end[reload], reload
         # 2. when it ends, and what it releases then
-        finish = after(time, links.durations[code >> costs.low], links.shift)
+        finish = after(time, duration(code, plan, costs, t), links.shift)
         if kind == F:
             queue = 2 * d
             if links.head[queue] == unit | O << costs.high:
                 links.came[queue] = max(links.turn[queue], finish)
                 links.due[links.link_of[queue]] = -1
         else:
-            links.level[d] -= links.released[code >> costs.low]
+            links.level[d] -= _released(code, plan, costs)
             links.ended[d, links.ended_tail[d]] = code
             links.ended_tail[d] += 1
         if links.begun[d] < 0:
             links.begun[d] = time
         links.anchor[d], links.anchor_op[d], links.free_at[d] = time, code, finish
-        end[code], cause[code] = finish, why
+        t.end[code], t.cause[code] = finish, why
         total += finish >> links.shift
         links.at[d] += 1
         # 3. its message, and the device that waits for it
-        depth = _send(code, d, finish, depth, costs, links, ready)
+        depth = _send(code, d, finish, depth, costs, links, t)
 
 
 @step
-def _ask(code, d, links, end):
+def _ask(code, d, links, t):
     """Queue an R's request for memory, made at the start of the compute op before it."""
-    end[code] = RELOADED
+    t.end[code] = RELOADED
     at = links.asked_tail[d]
     links.asked[d, at] = code
     links.asked_from[d, at], links.asked_op[d, at] = links.anchor[d], links.anchor_op[d]
@@ -184,46 +187,36 @@ def _ask(code, d, links, end):
 
 
 @step
-def _source(code, costs):
-    """Return the op on another stage whose message a compute op waits for, or -1."""
-    kind, stage = code >> costs.high, (code & ((1 << costs.high) - 1)) >> costs.low
-    if kind == F and stage > 0:
-        return code - (1 << costs.low)
-    if kind == B and stage < len(costs.act) - 1:
-        return code + (1 << costs.low)
-    return -1
-
-
-@step
-def _grant_reloads(d, now, soonest_late, costs, links, end, ready, cause):
+def _grant_reloads(plan, d, now, soonest_late, costs, links, t):
     """Grant memory to the waiting reloads of a device, in their order; returns the earliest time of
     the next late grant."""
     mask, back_queue = (1 << costs.high) - 1, engine_of(2 * d + 1, costs)
     while links.asked_head[d] < links.asked_tail[d]:
         head = links.asked_head[d]
         code = links.asked[d, head]
-        size = costs.moved[(code & mask) >> costs.low]
+        unit = code & mask
+        size = costs.takes[R, unit >> costs.low, column(unit, plan, costs)]
         base = max(links.asked_from[d, head], links.granted[d])
         # 1. when enough will have been released, as far as is known
         time, why, enough, out = _released_enough(
-            d, base, links.asked_op[d, head], size, costs, links, end
+            d, base, links.asked_op[d, head], size, plan, costs, links, t
         )
         links.late[d] = NEVER
         if not enough:
             break
-        if time > base and time > _sure_until(d, now, costs, links):
+        if time > base and time > _sure_until(d, now, plan, costs, links, t):
             links.late[d] = time
             soonest_late = min(soonest_late, time)
             break
         # 2. grant it
         for slot in range(links.moved_head[d], out):
-            links.level[d] -= links.released[links.moved[d, slot] >> costs.low]
+            links.level[d] -= _released(links.moved[d, slot], plan, costs)
         links.moved_head[d] = out
         links.level[d] += size
         links.granted[d], links.granted_op[d] = time, why
-        ready[code], cause[code] = time, why
+        t.ready[code], t.cause[code] = time, why
         links.asked_head[d] += 1
-        source = end[code & mask | O << costs.high]
+        source = t.end[code & mask | O << costs.high]
         if links.head[back_queue] == code and source >= 0:
             links.came[2 * d + 1] = max(links.turn[back_queue], max(source, time))
             links.due[links.link_of[2 * d + 1]] = -1
@@ -231,7 +224,7 @@ def _grant_reloads(d, now, soonest_late, costs, links, end, ready, cause):
 
 
 @step
-def _released_enough(d, base, why, size, costs, links, end):
+def _released_enough(d, base, why, size, plan, costs, links, t):
     """Find when `size` bytes have been released, from `base` on.
 
     Returns:
@@ -240,51 +233,52 @@ def _released_enough(d, base, why, size, costs, links, end):
     """
     time, need = base, links.level[d] + size
     back = links.ended_tail[d]  # later releases of compute ops do not count yet
-    while back > 0 and end[links.ended[d, back - 1]] > base:
+    while back > 0 and t.end[links.ended[d, back - 1]] > base:
         back -= 1
-        need += links.released[links.ended[d, back] >> costs.low]
+        need += _released(links.ended[d, back], plan, costs)
     out = links.moved_head[d]
     while need > 0:
         op = -1
         if out < links.moved_tail[d]:
             op = links.moved[d, out]
-        if back < links.ended_tail[d] and (op < 0 or end[links.ended[d, back]] < end[op]):
+        if back < links.ended_tail[d] and (op < 0 or t.end[links.ended[d, back]] < t.end[op]):
             op = links.ended[d, back]
             back += 1
         elif op >= 0:
             out += 1
         else:
             break
-        need -= links.released[op >> costs.low]
-        if end[op] > time:
-            time, why = end[op], op
+        need -= _released(op, plan, costs)
+        if t.end[op] > time:
+            time, why = t.end[op], op
     return time, why, need <= 0, out
 
 
 @step
-def _sure_until(d, now, costs, links):
+def _sure_until(d, now, plan, costs, links, t):
     """Return the time until which no unknown event can release memory of a device."""
     queue = 2 * d
     sure = max(links.free_at[d], now)
     if links.head[queue] >= 0:
         soon = max(links.engine[queue], now)
-        duration = links.durations[links.head[queue] >> costs.low]
-        sure = min(sure, after(soon, duration, links.shift))
+        takes = duration(links.head[queue], plan, costs, t)
+        sure = min(sure, after(soon, takes, links.shift))
     return sure
 
 
 @step
-def _grant_forward(code, d, time, why, costs, links, end):
+def _grant_forward(code, d, time, why, plan, costs, links, t):
     """Grant memory to an F that could begin at `time`; returns (time, cause, whether it fits)."""
-    size = costs.act[(code & ((1 << costs.high) - 1)) >> costs.low]
+    unit = code & ((1 << costs.high) - 1)
+    size = costs.takes[F, unit >> costs.low, column(unit, plan, costs)]
     if links.granted[d] > time:
         time, why = links.granted[d], links.granted_op[d]
     while links.level[d] + size > 0 and links.moved_head[d] < links.moved_tail[d]:
         op = links.moved[d, links.moved_head[d]]
         links.moved_head[d] += 1
-        links.level[d] -= links.released[op >> costs.low]
-        if end[op] > time:
-            time, why = end[op], op
+        links.level[d] -= _released(op, plan, costs)
+        if t.end[op] > time:
+            time, why = t.end[op], op
     if links.level[d] + size > 0:
         return time, why, False
     links.level[d] += size
@@ -293,24 +287,26 @@ def _grant_forward(code, d, time, why, costs, links, end):
 
 
 @step
-def _send(code, d, finish, depth, costs, links, ready):
+def _send(code, d, finish, depth, costs, links, t):
     """Record when the message of a compute op arrives, and wake the device that waits for it;
     returns the depth of the stack."""
-    kind, stage = code >> costs.high, (code & ((1 << costs.high) - 1)) >> costs.low
-    target = -1
-    if kind == F and stage < len(costs.act) - 1:
-        target = costs.place[stage + 1]
-    elif kind == B and stage > 0:
-        target = costs.place[stage - 1]
+    _, _, _, target = neighbours(code, code >> costs.high, costs)
     if target == d:
-        ready[code] = finish
+        t.ready[code] = finish
     elif target >= 0:
         if costs.serial:
             finish = max(finish, links.pair[d, target])
             links.pair[d, target] = after(finish, costs.occupancy, links.shift)
-        ready[code] = after(finish, costs.lag, links.shift)
+        t.ready[code] = after(finish, costs.lag, links.shift)
         if links.waits[target] == code:
             links.waits[target] = -1
             links.stack[depth] = target
             depth += 1
     return depth
+
+
+@step
+def _released(code, plan, costs):
+    """Return the bytes that an op releases at its end."""
+    unit = code & ((1 << costs.high) - 1)
+    return costs.gives[code >> costs.high, unit >> costs.low, column(unit, plan, costs)]

@@ -5,7 +5,7 @@ A *key* is an instant and the round within it, ``time << shift | round``: a link
 round in which a transfer arrives, and the next transfer of that queue arrives in the following
 round. This breaks ties at one instant as the replay does.
 
-See `times` for the encoding of programs, and `linked` for everything except links. All memory
+See `plans` for the encoding of programs, and `linked` for everything except links. All memory
 bytes, int64.
 """
 
@@ -17,11 +17,10 @@ import numpy as np
 
 from ...codes import O, R
 from ...compiled import step
-from ...ops import OpKind
 from ...profile import CostProfile
 from ...sim.links import link_keys
+from .times import NEVER, duration
 
-NEVER = 2**61
 ROUNDS = 16  # bits for rounds if transfers may take no time; else there are at most two rounds
 MEMORY = -2  # a device that waits for memory, or for a reload to be granted it first
 
@@ -33,7 +32,7 @@ class Links(NamedTuple):
     """
 
     # the links
-    number: int  # number of links; 0 if none is shared
+    number: int  # number of links
     shift: int  # bit at which the time begins in a key
     link_of: np.ndarray  # (queues,)
     members: np.ndarray  # the queues of each link, by rank
@@ -42,9 +41,6 @@ class Links(NamedTuple):
     last: np.ndarray  # (links,) the last transfer served, or -1
     due: np.ndarray  # (links,) when it serves next; -1: unknown yet
     pick: np.ndarray  # (links,) and which queue
-    # ops
-    durations: np.ndarray  # (codes >> low,) ns
-    released: np.ndarray  # (codes >> low,) bytes
     # the queues of transfers
     head: np.ndarray  # (queues,) the next transfer, or -1
     where: np.ndarray  # (queues,) the slot it stands in
@@ -77,23 +73,14 @@ class Links(NamedTuple):
     stack: np.ndarray  # (devices,) stack of devices that can continue
 
 
-def make_links(profile: CostProfile, bits: tuple[int, int], shared: bool) -> Links:
-    """Make the links of a profile and the working arrays; empty if no link is `shared`.
-
-    Args:
-        bits: the bits at which the stage and the kind begin in a code.
-    """
-    devices = profile.devices if shared else 0
-    keys = link_keys(profile) if shared else ()
+def make_links(profile: CostProfile, room: int) -> Links:
+    """Make the links of a profile and the working arrays for programs with up to `room` activations."""
+    devices, keys = profile.devices, link_keys(profile)
     names = sorted(set(keys))
     link_of = np.array([names.index(key) for key in keys], np.int64)
     members = np.argsort(link_of, kind="stable").astype(np.int64)
     first = np.searchsorted(link_of[members], np.arange(len(names) + 1)).astype(np.int64)
-    low, high = bits
-    stages = len(profile.stages)
-    durations, released = (np.zeros((len(OpKind), 1 << high - low), np.int64) for _ in range(2))
-    durations[:, :stages], released[:, :stages] = profile.durations_ns, profile.released_bytes
-    queues, count, room = 2 * devices, len(names), stages << low
+    queues, count = 2 * devices, len(names)
     size = {
         **dict.fromkeys(("free", "last", "due", "pick"), (count,)),
         **dict.fromkeys(("head", "where", "came", "turn", "engine", "engine_op"), (queues,)),
@@ -107,8 +94,6 @@ def make_links(profile: CostProfile, bits: tuple[int, int], shared: bool) -> Lin
         "link_of": link_of,
         "members": members,
         "first": first,
-        "durations": durations.ravel(),
-        "released": released.ravel(),
     }
     arrays: dict[str, Any] = {
         name: np.zeros(size.get(name, (devices,)), np.int64)
@@ -125,12 +110,12 @@ def after(key, duration, shift):
 
 
 @step
-def next_transfer(prog, length, queue, slot, shared, high):
+def next_transfer(plan, queue, slot, shared, high):
     """Return the slot of a queue's next transfer in the program of its device, from `slot` on, or
     the program's end."""
     d = queue >> 1
-    while slot < length[d]:
-        kind = prog[d, slot] >> high
+    while slot < plan.length[d]:
+        kind = plan.prog[d, slot] >> high
         if kind >= O and (shared or kind == O + (queue & 1)):
             break
         slot += 1
@@ -176,7 +161,7 @@ def find_next(link, costs, links):
 
 
 @step
-def serve(prog, length, link, now, costs, links, end, ready, cause):
+def serve(plan, link, now, costs, links, t):
     """Serve the transfer that a link has picked; returns the depth of the stack of devices that can
     continue."""
     mask, outs, backs = (1 << costs.high) - 1, O << costs.high, R << costs.high
@@ -186,33 +171,33 @@ def serve(prog, length, link, now, costs, links, end, ready, cause):
     # 1. its cause, and when it ends
     unit = code & mask
     source = unit if code < backs else unit | outs
-    if now > max(end[source], ready[code]):
-        cause[code] = links.last[link] if links.free[link] == now else links.engine_op[queue]
-    elif end[source] > ready[code]:
-        cause[code] = source  # else the op whose release granted it memory
-    duration = links.durations[code >> costs.low]
-    finish = now + 1 if duration == 0 else after(now, duration, links.shift)
-    end[code] = links.free[link] = links.engine[queue] = finish
+    if now > max(t.end[source], t.ready[code]):
+        t.cause[code] = links.last[link] if links.free[link] == now else links.engine_op[queue]
+    elif t.end[source] > t.ready[code]:
+        t.cause[code] = source  # else the op whose release granted it memory
+    takes = duration(code, plan, costs, t)
+    finish = now + 1 if takes == 0 else after(now, takes, links.shift)
+    t.end[code] = links.free[link] = links.engine[queue] = finish
     links.last[link] = links.engine_op[queue] = code
     links.came[links.pick[link]] = NEVER
     links.due[link] = -1
     # 2. the next transfer of this queue arrives in the following round
     links.turn[queue] = now + 1
     links.head[queue] = -1
-    slot = next_transfer(prog, length, queue, links.where[queue] + 1, costs.shared, costs.high)
+    slot = next_transfer(plan, queue, links.where[queue] + 1, costs.shared, costs.high)
     links.where[queue] = slot
-    if slot < length[d]:
-        links.head[queue] = prog[d, slot]
+    if slot < plan.length[d]:
+        links.head[queue] = plan.prog[d, slot]
     for other in range(2 * d, 2 * d + 2):
         op = links.head[other]
         own = 2 * d + ((op >> costs.high) - O)
         if op < 0 or links.came[own] != NEVER:
             continue
-        came = end[op & mask]
+        came = t.end[op & mask]
         if op >= backs:
-            came = -1 if ready[op] < 0 else end[op & mask | outs]
+            came = -1 if t.ready[op] < 0 else t.end[op & mask | outs]
             if came >= 0:
-                came = max(came, ready[op])
+                came = max(came, t.ready[op])
         if came >= 0:
             links.came[own] = max(links.turn[other], came)
             links.due[links.link_of[own]] = -1

@@ -15,10 +15,10 @@ from ...ops import BW, B, F, O, R, W
 from ...schedule import Schedule
 from ..problem import Problem
 from . import patterns_core as core
-from .core import seed_random
-from .search import Workspace, pack, unpack
+from .loop import seed_random
+from .plans import pack, unpack
+from .search import WEIGHT, Workspace
 from .times import NEVER
-from .visits import WEIGHT
 
 # With one or two microbatches per period a link is poorly shared; more enlarge the search space.
 PER_PERIOD = 3
@@ -43,15 +43,16 @@ def pattern_start(
         over: called regularly; tells whether to stop. `steps`: the most evaluations.
     """
     work = Workspace(problem)
-    programs = pack(problem, like)
+    plan = pack(problem, like)
+    plan.mode[:] = 0  # a pattern has B and W apart
     for stretch in STRETCH:
         times, offloaded, period = _first(problem, stretch)
-        core.write(times, offloaded, period, work.costs, *programs)
-        if work.evaluate(programs)[0] < NEVER:
+        core.write(times, offloaded, period, work.costs, plan)
+        if work.evaluate(plan)[0] < NEVER:
             break
     else:
         return None
-    best, cost = programs.copy(), int(NEVER)
+    best, cost = plan.copy(), int(NEVER)
     typical = float(np.median(problem.profile.durations_ns[:BW]))
     heat = typical * HOT * (COLD / HOT) ** (np.arange(steps) / max(1, steps))
     weight = WEIGHT / (3 * problem.shape.stages * problem.microbatches)
@@ -61,7 +62,7 @@ def pattern_start(
             break
         cost, period = core.anneal_pattern(
             times, offloaded, period, work.costs, work.links, work.times,
-            *programs, *best, cost, heat[at : at + CHUNK], problem.objective == "span", weight, typical,
+            plan, best, cost, heat[at : at + CHUNK], problem.objective == "span", weight, typical,
         )  # fmt: skip
     return unpack(problem, best, "pattern")
 

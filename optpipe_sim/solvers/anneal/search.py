@@ -1,4 +1,4 @@
-"""Search over programs: annealing from several starts, evaluated by a compiled replay. If transfers
+"""Search over programs and treatments: annealing from several starts, evaluated by a compiled replay. If transfers
 share links, each evaluation follows all of them in the order of time, first come, first served,
 and is about ten times slower. What drives write behind the copies is not modelled: there each better
 schedule is replayed under the limit on the memory in front of them (`visits`).
@@ -11,22 +11,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from random import Random
-from typing import NamedTuple
 
-import numpy as np
-
-from ...ops import BW, TRANSFERS, B, OpKind, W
+from ...codes import KINDS
 from ...schedule import Schedule
 from ..problem import Problem
 from ..reports import Others, no_report
 from ..starts import park_first
-from . import core, times
+from . import loop
+from .evaluate import evaluate
 from .host import make_host
+from .linked import evaluate_links
 from .links import make_links
-from .state import Costs, fill_slots, make_times
+from .moves import chances
+from .plans import Plan, bits, make_costs, pack
+from .times import NEVER, make_times
 from .visits import Stop, Visit, Visits
 
-# Visits of one round; each further round is twice as long: the initial temperature (in typical op
+# Plain problems: visits of one round; each further round is twice as long: the initial temperature (in typical op
 # durations), the evaluations per op, and whether to start from the best or from one of the
 # starts.
 VISITS = (
@@ -49,50 +50,18 @@ LINKED = (
 # moves let microbatches overtake one another. In other visits such moves rarely help.
 PARKED, LINKED_PARKED = (0.2, 160), (0.2, 80)
 PASSING = 0.25  # share of the moves
-CHUNK_OPS = 4_000_000  # ops evaluated between two checks of the clock, some 60 ms
-
-
-class Programs(NamedTuple):
-    """Programs in the encoding of the compiled code: codes (devices, room) and their number per device."""
-
-    prog: np.ndarray
-    length: np.ndarray
-
-    def copy(self) -> Programs:
-        return Programs(self.prog.copy(), self.length.copy())
-
-
-def make_costs(problem: Problem) -> Costs:
-    """Make the costs of a problem for the compiled code."""
-    costs = problem.profile
-    unlimited = (2**55,) * costs.devices
-    low, high = _bits(problem)
-
-    def by_stage(name: str) -> np.ndarray:
-        return np.array([getattr(stage, name) for stage in costs.stages], np.int64)
-
-    return Costs(
-        durations=costs.durations_ns,
-        act=by_stage("act_bytes"),
-        held=by_stage("w_bytes"),
-        moved=by_stage("offloadable"),
-        place=np.array(costs.placement, np.int64),
-        limit=np.array(problem.limits or unlimited, np.int64),
-        static=np.array(costs.static_bytes, np.int64),
-        lag=costs.t_comm_ns,
-        occupancy=costs.occupancy_ns,
-        serial=costs.links == "serial",
-        shared=costs.shares_copy_engine,
-        microbatches=problem.microbatches,
-        low=low,
-        high=high,
-    )
-
-
-def _bits(problem: Problem) -> tuple[int, int]:
-    """Return the bits at which the stage and the kind begin in a code."""
-    low = max(1, (problem.microbatches - 1).bit_length())
-    return low, low + max(1, (problem.shape.stages - 1).bit_length())
+WEIGHT = 0.3  # weight of the mean end of an op, which gives plateaus a slope
+# Problems with treatments: visits from the best as (heat, evaluations per op), then in turns as (heat, share of what
+# is left, whether from the best). One slow annealing finds more than several quick ones. All begin colder, and the
+# mean end of ops counts for less: a treatment that shortens the critical path mostly makes other ops end later.
+QUICK = ((0.01, 10), (0.03, 40))
+SLOW = ((0.03, 0.5, True), (0.06, 0.5, True), (0.2, 0.2, False))
+# After each round of these one from the best, in which some moves let microbatches overtake one another, and some
+# tighten the trip of one: heat, share of what is left, share of the moves. (In more visits they found no better plans.)
+SLOW_PASSING = (0.1, 0.5, 0.3)
+MOST_EFFORT = 8000  # evaluations per op of a slow visit
+TREATED_WEIGHT = 0.02
+CHUNK_OPS = 4_000_000, 1_000_000  # ops evaluated between two checks of the clock, some 50 ms
 
 
 def shares_links(problem: Problem) -> bool:
@@ -104,84 +73,37 @@ def shares_links(problem: Problem) -> bool:
     return grouped or (offload.host_link == "single" and offload.copy_engines == "separate")
 
 
-def pack(problem: Problem, schedule: Schedule) -> Programs:
-    """Encode the programs of a schedule. A BW becomes its B and its W; without a memory limit
-    transfers are left out, as they could only delay ops."""
-    shape = problem.shape
-    low, high = _bits(problem)
-    room = (
-        5
-        * shape.microbatches
-        * max(len(shape.stages_of(device)) for device in range(shape.devices))
-        + 2
-    )
-    prog = np.full((shape.devices, room), -1, np.int64)
-    kinds, stages, microbatches = schedule.table.T.astype(np.int64)
-    kept = np.full(len(kinds), problem.may_offload) | ~np.isin(kinds, TRANSFERS)
-    fused = kinds == BW
-    codes = np.where(fused, B, kinds) << high | stages << low | microbatches
-    # a W follows the B of its BW
-    split = np.repeat(codes, 1 + fused)
-    split[np.flatnonzero(np.repeat(fused, 1 + fused))[1::2]] += (W - B) << high
-    kept, devices = np.repeat(kept, 1 + fused), np.repeat(schedule.devices, 1 + fused)
-    length = np.bincount(devices[kept], minlength=shape.devices)
-    codes, ends = split[kept], np.cumsum(length)
-    for device, end in enumerate(ends):
-        prog[device, : length[device]] = codes[end - length[device] : end]
-    return Programs(prog, length.astype(np.int64))
-
-
-def unpack(problem: Problem, programs: Programs, name: str = "search") -> Schedule:
-    """Decode programs to a schedule."""
-    codes = [row[:size] for row, size in zip(programs.prog, programs.length, strict=True)]
-    flat = np.concatenate(codes)
-    low, high = _bits(problem)
-    table = np.stack((flat >> high, flat >> low & (1 << high - low) - 1, flat & (1 << low) - 1), 1)
-    offsets = np.cumsum([0, *map(len, codes)])
-    return Schedule.from_table(problem.shape, table, offsets, meta={"name": name})
+def treats(problem: Problem) -> bool:
+    """Whether a problem is more than which activations to offload: the moves and the evaluation of shared links know
+    neither levels of recomputation, slices, treatments by stage nor blocking links."""
+    offloads_stages = problem.per_stage and problem.may_offload
+    return problem.decides or offloads_stages or problem.profile.sending_ns > 0
 
 
 class Workspace:
     """The working arrays of evaluations; one per process."""
 
     def __init__(self, problem: Problem) -> None:
-        low, high = _bits(problem)
-        codes = len(OpKind) << high
+        low, _ = bits(problem)
+        shape, units = problem.shape, problem.shape.stages << low
         self.costs = make_costs(problem)
         self.span_counts = problem.objective == "span"
-        self.times = make_times(codes, problem.shape.devices)
-        self.links = make_links(problem.profile, (low, high), shares_links(problem))
-        self.host = make_host(problem, problem.shape.stages << low)
+        self.times = make_times(KINDS << self.costs.high, units, shape.devices, self.costs.serial)
+        self.host = make_host(problem, units)
+        # where treatments are chosen, links of their own stand in for shared ones (`stand_ins`)
+        linked = shares_links(problem) and not treats(problem)
+        self.links = make_links(problem.profile, units) if linked else None
 
-    def evaluate(self, programs: Programs) -> tuple[int, int, int]:
-        """(makespan, longest span, sum of ends); `times.NEVER` first if the programs deadlock."""
-        return times.measure(  # type: ignore[no-any-return]
-            programs.prog, programs.length, self.costs, self.links, self.times
-        )
+    def evaluate(self, plan: Plan) -> tuple[int, int, int]:
+        """(makespan, longest span, sum of ends); `NEVER` first if the programs deadlock."""
+        if self.links is None:
+            return evaluate(plan, self.costs, self.times)  # type: ignore[no-any-return]
+        return evaluate_links(plan, self.costs, self.links, self.times)  # type: ignore[no-any-return]
 
-    def slots(self, programs: Programs) -> np.ndarray:
-        """Return the slot of each code, or -1; valid until the next evaluation."""
-        fill_slots(programs.prog, programs.length, self.times.slot)
-        return self.times.slot
-
-    def cost_ns(self, programs: Programs) -> int:
-        """Return the cost by the objective; `times.NEVER` if the programs deadlock."""
-        makespan, span, _ = self.evaluate(programs)
+    def cost_ns(self, plan: Plan) -> int:
+        """Return the cost by the objective; `NEVER` if the programs deadlock."""
+        makespan, span, _ = self.evaluate(plan)
         return span if self.span_counts else makespan
-
-
-def _parked(problem: Problem, work: Workspace, random: Random) -> Programs | None:
-    """Make a start with the first microbatch parked; None if that is infeasible."""
-    stages = problem.shape.stages
-    if not problem.may_offload or problem.shape.chunks > 1 or problem.microbatches < 3:
-        return None
-    passed = min(random.choice((1, 2, 2, 2, 3, 4)), problem.microbatches - 1)
-    ones, twos = stages, 0
-    if random.random() < 0.6:
-        ones, twos = random.randint(stages // 2, stages), random.randint(0, stages // 2)
-    spare = [(stage < twos) + (stage < ones) for stage in range(stages)]
-    programs = pack(problem, park_first(problem, passed, spare))
-    return programs if work.cost_ns(programs) < times.NEVER else None
 
 
 def search(
@@ -206,31 +128,35 @@ def search(
         on_incumbent: called with each better schedule and its cost in ns.
         others: returns schedules of other engines; the search continues from those that are better.
     """
-    work = Workspace(problem)
+    work, treated = Workspace(problem), treats(problem)
     search = Visits(
-        problem, work.cost_ns, pack, unpack, starts, Stop(goal_ns, time_limit, evaluations, stop)
+        problem,
+        work.cost_ns,
+        starts,
+        Stop(goal_ns, time_limit, evaluations, stop),
+        TREATED_WEIGHT if treated else WEIGHT,
+        follows=not treated,  # two that anneal the same treatments find less than two that do not
     )
     if not search.starts:
         return None
-    core.seed_random(seed)
-    places = list(problem.profile.placement)
-    alike = places == list(range(problem.profile.devices))
+    loop.seed_random(seed)
+    aim = loop.Aim(work.span_counts, search.weight, goal_ns)
 
     def anneal(
-        start: Programs, best_plan: Programs, best: int, todo: int, hot: float, cold: float, passing: float
-    ) -> tuple[int, int]:  # fmt: skip
-        return core.anneal(  # type: ignore[no-any-return]
-            *start, work.costs, work.links, work.host, work.times, *best_plan, best, todo, hot, cold,
-            work.span_counts, search.weight, problem.may_offload, alike, goal_ns, passing,
+        start: Plan, best_plan: Plan, best: int, cooling: loop.Cooling, passing: float
+    ) -> tuple[int, int]:
+        return loop.anneal(  # type: ignore[no-any-return]
+            start, best_plan, best, work.costs, work.links, work.host, work.times,
+            chances(work.costs, passing), aim, cooling,
         )  # fmt: skip
 
-    return search.run(_visits(problem, work, search, seed), anneal, CHUNK_OPS, on_incumbent, others)
+    visits = _slow_visits(search, seed) if treated else _visits(problem, work, search, seed)
+    return search.run(visits, anneal, CHUNK_OPS[treated], on_incumbent, others)
 
 
-def _visits(
-    problem: Problem, work: Workspace, search: Visits[Programs], seed: int
-) -> Iterator[Visit]:
-    random, linked = Random(seed), shares_links(problem)
+def _visits(problem: Problem, work: Workspace, search: Visits, seed: int) -> Iterator[Visit]:
+    """Visits of plain problems."""
+    random, linked = Random(seed), work.links is not None
     listed, (heat_parked, effort_parked) = (LINKED, LINKED_PARKED) if linked else (VISITS, PARKED)
     for visit in count():
         rounds, at = divmod(visit, len(listed))
@@ -243,3 +169,36 @@ def _visits(
                 parked = _parked(problem, work, random)
                 if parked is not None:
                     yield Visit(heat_parked, effort_parked, PASSING, False, parked)
+
+
+def _parked(problem: Problem, work: Workspace, random: Random) -> Plan | None:
+    """Make a start with the first microbatch parked; None if that is infeasible."""
+    stages = problem.shape.stages
+    if not problem.may_offload or problem.shape.chunks > 1 or problem.microbatches < 3:
+        return None
+    passed = min(random.choice((1, 2, 2, 2, 3, 4)), problem.microbatches - 1)
+    ones, twos = stages, 0
+    if random.random() < 0.6:
+        ones, twos = random.randint(stages // 2, stages), random.randint(0, stages // 2)
+    spare = [(stage < twos) + (stage < ones) for stage in range(stages)]
+    plan = pack(problem, park_first(problem, passed, spare))
+    return plan if work.cost_ns(plan) < NEVER else None
+
+
+def _slow_visits(search: Visits, seed: int) -> Iterator[Visit]:
+    """Visits of problems with treatments."""
+
+    def effort(share: float, start: Plan) -> int:
+        most = int(share * search.evaluations_left() / int(start.length.sum()))
+        return min(max(most, QUICK[-1][1]), MOST_EFFORT)
+
+    passes = search.problem.shape.slices == 1
+    for heat, many in QUICK:
+        yield Visit(heat, many, 0.0, True, search.plan.copy())
+    for turn, visit in enumerate(count(seed), 1):
+        heat, share, from_best = SLOW[visit % len(SLOW)]
+        start = search.plan if from_best else search.starts[visit % len(search.starts)][2]
+        yield Visit(heat, effort(share, start), 0.0, from_best, start.copy())
+        if passes and turn % len(SLOW) == 0:
+            heat, share, passing = SLOW_PASSING
+            yield Visit(heat, effort(share, search.plan), passing, True, search.plan.copy())

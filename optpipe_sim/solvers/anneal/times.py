@@ -1,224 +1,248 @@
-"""Compiled evaluation of a set of programs: of all ops, or of those that a move affects.
+"""The times of an evaluated plan, op by op, and the log that reverts them.
 
-A program is a row of op codes, ``kind << high | stage << low | microbatch``, in issue order, transfers
-included, so that every wait points backwards. An R counts on releases before it in the program
-only, so the times are those of the lowered program; the replay of the same program under the
-ordinary rules is never later.
-
-After a move only those ops are evaluated again whose state or inputs have changed, device by device
-in the order of time; see `state`.
-
-Compiled by numba; all times ns, all memory bytes, int64.
+`evaluate` says what holds for them before and after an update. All times ns, all memory bytes, int64.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from ...codes import B, F, O, R
-from ...compiled import compiled, part, step
-from .linked import evaluate_links
-from .links import NEVER as NEVER
-from .state import (
-    TRIAL,
-    Goal,
-    Memory,
-    Stream,
-    begin_all,
-    duration,
-    first_device,
-    invalidate,
-    log_op,
-)
-from .steps import (
-    grant_forward,
-    grant_reload,
-    is_state_before,
-    keep_state_before,
-    offload,
-    released,
-    reload,
-    send,
-    source_of,
-    state_before,
-    untake,
-)
+from ...codes import O
+from ...compiled import entry, step
+from .plans import Plan
 
-FAILED = -1  # returned instead of a sum of ends
+NEVER = 2**61  # ns
+FAILED = -1  # in place of a sum of ends
+# The state of a device before an op, a row of `Times.before`: its compute stream is free from FREE on, its last
+# compute op, ANCHOR_OP, began at ANCHOR and releases GIVE bytes at its end; LEVEL bytes above the limit are in use,
+# the last grant was at GRANTED, GIVEN is the last O whose memory was reused (or -1); its copy engines are free from
+# OUT and BACK on, after OUT_OP and BACK_OP. With serial links: from SENT + device on it can send to that device.
+FREE, GRANTED, ANCHOR, ANCHOR_OP, OUT, BACK, OUT_OP, BACK_OP, LEVEL, GIVEN, GIVE = range(11)
+SENT = ROW = 11
+# What follows an op on its device: the time from the start of the next compute op, of the next
+# transfers and of the next R's before a compute op to the makespan.
+FOLLOWING, LATER_OUT, LATER_BACK, ASKED = range(4)
+AFTER = 4
+UNKNOWN = -(2**61)  # a tail
+WIDE = -2  # see `Times.asker`
+TRIAL, LOGGED = range(2)
+LOGS = 5  # values of each op in the log, before its row
 
 
-@part
-def evaluate(prog, length, costs, t):
-    """Compute the times of a set of programs into `t`.
+class Times(NamedTuple):
+    """The evaluated values of each code (first axis) in a plan, and the working arrays."""
 
-    Args:
-        prog, length: (devices, room) codes, and their number per device.
-        costs: see `state.Costs`.
-
-    Returns:
-        (makespan, longest span, sum of ends), ``NEVER`` first if the programs deadlock or exceed
-        the limit.
-    """
-    begin_all(prog, length, costs, t)
-    total = update(prog, length, costs, t, 0, np.inf, 0.0, 0, NEVER, False)
-    if total == FAILED:
-        return NEVER, NEVER, 0
-    makespan, span = longest(prog, length, costs, t)
-    return makespan, span, total
-
-
-@compiled
-def measure(prog, length, costs, links, t):
-    """Run `evaluate`, or `evaluate_links` if links are shared."""
-    if links.number > 0:
-        return evaluate_links(prog, length, costs, links, t.end, t.ready, t.cause)
-    return evaluate(prog, length, costs, t)
-
-
-@part
-def last_start(prog, costs, t):
-    """Return when the last device begins."""
-    last = 0
-    for d in range(len(prog)):
-        code = prog[d, 0]
-        last = max(last, t.end[code] - duration(code, costs))
-    return last
+    end: np.ndarray  # ns; -1: not yet, or not in the plan
+    ready: np.ndarray  # when its message arrives, ns
+    cause: np.ndarray  # the op whose end (or start) decided its start, or -1
+    slot: np.ndarray  # its slot in the program of its device, or -1
+    before: np.ndarray  # (codes, row) the state of its device before it
+    taker: np.ndarray  # of an O: the op that reused its memory
+    # of an R: WIDE if it depends on O's whose memory it does not reuse; of an O: that R, WIDE for several
+    asker: np.ndarray
+    tail: np.ndarray  # least time from its end to the makespan, ns; see `tails`
+    after: np.ndarray  # (codes, AFTER)
+    stale: np.ndarray  # the trial in which it must be evaluated
+    logged: np.ndarray  # the trial in which it was logged
+    log: np.ndarray
+    kept: np.ndarray  # (codes, LOGS + row) the logged values
+    tally: np.ndarray  # the trial, and the number of entries logged in it
+    state: np.ndarray  # (devices, row) of the device under evaluation
+    wake: np.ndarray  # (devices,) the first slot to evaluate, or -1
+    key: np.ndarray  # (devices,) when the device is free before that slot, ns
+    pending: np.ndarray  # (devices,) number of stale ops
+    changed: np.ndarray  # (devices, 2) the first and the last changed slot, or -1
+    touched: np.ndarray  # (units, 2) units whose mode a move changed, and the mode before
+    filled: np.ndarray  # (1,) the number of these
+    turns: np.ndarray  # (5, units) of microbatches that overtake one another; see `passing`
 
 
-@part
-def longest(prog, length, costs, t):
-    """Return (makespan, longest span) of programs that begin and end with compute ops."""
-    makespan = span = 0
-    for d in range(len(length)):
-        first, last = prog[d, 0], t.end[prog[d, length[d] - 1]]
-        began = t.end[first] - duration(first, costs)
-        makespan = max(makespan, last)
-        span = max(span, last - began)
-    return makespan, span
+def make_times(codes: int, units: int, devices: int, serial: bool) -> Times:
+    """Make the arrays for these numbers of codes, units and devices."""
 
+    def ints(*size: int) -> np.ndarray:
+        return np.zeros(size, np.int64)
 
-@part
-def update(prog, length, costs, t, total, most, weight, begun, ahead, logs):
-    """Evaluate the stale ops and everything that changes as a result.
-
-    Args:
-        total: the sum of all ends before.
-        most, weight: give up once a lower bound on the makespan, by `t.tail`, plus `weight` times
-            the sum of ends exceeds `most`. This also ends the cycles of programs that deadlock.
-        begun: when the last device begins if spans count, else 0.
-        ahead: how far, in ns, a device may run ahead of the others. Ops whose inputs turn out to
-            have changed are evaluated again.
-        logs: whether to log changes for `undo`.
-
-    Returns:
-        The sum of ends; ``FAILED`` if the programs deadlock, exceed the limit, or the evaluation
-        gave up. Then some times are old and some new.
-    """
-    devices = len(length)
-    while True:
-        # 1. the device that is furthest behind, and when the next one follows
-        d, second = first_device(devices, t)
-        if d < 0:
-            break
-        # 2. those of its ops that may have changed
-        total = _run_device(
-            prog, length, d, second, costs, t, total, Goal(most, weight, begun), ahead, logs
-        )
-        if total == FAILED:
-            return FAILED
-    for d in range(devices):
-        if t.wake[d] >= 0:
-            return FAILED
-    return total
+    row = ROW + devices * serial
+    return Times(
+        end=ints(codes) - 1, ready=ints(codes), cause=ints(codes) - 1, slot=ints(codes) - 1,
+        before=ints(codes, row), taker=ints(codes) - 1, asker=ints(codes) - 1,
+        tail=ints(codes), after=ints(codes, AFTER),
+        stale=ints(codes), logged=ints(codes), log=ints(codes), kept=ints(codes, LOGS + row), tally=ints(2),
+        state=ints(devices, row), wake=ints(devices), key=ints(devices), pending=ints(devices),
+        changed=ints(devices, 2) - 1, touched=ints(4 * units, 2), filled=ints(1),
+        turns=ints(5, units),
+    )  # fmt: skip
 
 
 @step
-def _run_device(prog, length, d, second, costs, t, total, goal, ahead, logs):
-    """Evaluate the stale ops of a device, and later ops whose state changes as a result.
+def column(unit, plan, costs):
+    """Return the column of a unit's costs; for copies the one of those that leave keys and values behind."""
+    return plan.mode[unit] + costs.first[unit & ((1 << costs.low) - 1)]
 
-    Args:
-        second: when the next device begins; it goes on at most `ahead` beyond that.
 
-    Returns:
-        As `update`.
-    """
-    mask, trial = (1 << costs.high) - 1, t.tally[TRIAL]
-    slot = t.wake[d]
-    t.wake[d] = -1
-    while True:
-        # 1. from the state before the next stale op
-        code = prog[d, slot]
-        stream, memory, copies, sends = state_before(code, t)
-        while True:
-            if logs:
-                log_op(code, t)
-            if t.stale[code] == trial:
-                t.stale[code] = 0
-                t.pending[d] -= 1
-            kind = code >> costs.high
-            # 2. when the op ends, and what this decides
-            if kind == O:
-                finish, why, copies = offload(code, d, slot, copies, costs, t)
-            elif kind == R:
-                time, why, memory = grant_reload(
-                    prog, code, d, slot, stream, memory, costs, t, logs
-                )
-                if time == NEVER:
-                    return FAILED
-                finish, why, copies = reload(code, d, slot, time, why, copies, costs, t)
-            else:
-                source, where = source_of(code, costs)
-                if source >= 0 and t.end[source] < 0:  # not yet
-                    t.stale[code] = trial
-                    t.pending[d] += 1
-                    t.wake[d], t.key[d] = slot, NEVER
-                    break
-                if source >= 0 and where == d and t.slot[source] > slot:
-                    return FAILED
-                time, why = stream.free, stream.op
-                if source >= 0 and where != d and t.ready[source] > time:
-                    time, why = t.ready[source], source
-                if kind == F:
-                    time, why, memory = grant_forward(
-                        prog, code, d, slot, time, why, stream, memory, costs, t, logs
-                    )
-                    if time == NEVER:
-                        return FAILED
-                else:
-                    back = code & mask | R << costs.high
-                    if kind == B and t.slot[back] >= 0 and t.end[back] > time:
-                        time, why = t.end[back], back
-                    level = memory.level - released(code, costs)
-                    memory = Memory(level, memory.granted, memory.given)
-                finish = time + costs.durations[kind, (code & mask) >> costs.low]
-                stream = Stream(finish, time, code)
-                total += finish - max(t.end[code], 0)
-                # 3. give up if even the shortest path to the end is too long
-                tail = t.tail[code] if slot > t.changed[d, 1] else -goal.begun
-                if finish + tail + goal.weight * total > goal.most:
-                    return FAILED
-                if finish != t.end[code] and kind == F:
-                    invalidate(code & mask | O << costs.high, d, slot, t)
-                sends, second = send(code, d, finish, second, len(length), sends, costs, t)
-            t.end[code], t.cause[code] = finish, why
-            if kind in (F, R):
-                untake(prog, code, d, slot, memory.given, costs, t, logs)
-            # 4. continue, unless the state has not changed or this device is too far ahead
-            slot += 1
-            if slot == length[d]:
-                break
-            code = prog[d, slot]
-            if t.stale[code] != trial and is_state_before(code, stream, memory, copies, sends, t):
-                break
-            if logs:
-                log_op(code, t)
-            keep_state_before(code, stream, memory, copies, sends, t)
-            if stream.free > second + ahead:
-                invalidate(code, d, -1, t)
-                t.wake[d], t.key[d] = slot, stream.free
-                break
-        if t.wake[d] >= 0 or t.pending[d] == 0:
-            return total
-        while t.stale[code] != trial:
-            slot += 1
-            code = prog[d, slot]
+@step
+def copied(unit, plan, costs, t):
+    """Return the column of a unit's copies: these take keys and values along if the O stands behind the F
+    of the last slice."""
+    how = column(unit, plan, costs)
+    if costs.late > 0 and t.slot[unit | O << costs.high] > t.slot[last_forward(unit, costs)]:
+        how += costs.late
+    return how
+
+
+@step
+def last_forward(unit, costs):
+    """Return the F of the last slice of the same sequence."""
+    micro = unit & ((1 << costs.low) - 1)
+    return unit - micro + costs.last[micro]
+
+
+@step
+def duration(code, plan, costs, t):
+    """Return the duration of an op, ns."""
+    kind, unit = code >> costs.high, code & ((1 << costs.high) - 1)
+    how = copied(unit, plan, costs, t) if kind >= O else column(unit, plan, costs)
+    return costs.durations[kind, unit >> costs.low, how]
+
+
+@step
+def next_out(plan, d, begin, end, high):
+    """Return the slot of the first O from `begin` on, or -1."""
+    for slot in range(begin, end):
+        if plan.prog[d, slot] >> high == O:
+            return slot
+    return -1
+
+
+@step
+def begin(t):
+    """Begin a trial: nothing is stale, nothing is logged."""
+    t.tally[TRIAL] += 1
+    t.tally[LOGGED] = 0
+    for d in range(len(t.wake)):
+        t.wake[d] = t.changed[d, 0] = t.changed[d, 1] = -1
+        t.pending[d] = 0
+
+
+@step
+def log_op(code, t):
+    """Log the values of a code, once per trial."""
+    if t.logged[code] == t.tally[TRIAL]:
+        return
+    t.logged[code] = t.tally[TRIAL]
+    at = t.tally[LOGGED]
+    t.tally[LOGGED] += 1
+    t.log[at] = code
+    t.kept[at, 0], t.kept[at, 1], t.kept[at, 2] = t.end[code], t.ready[code], t.cause[code]
+    t.kept[at, 3], t.kept[at, 4] = t.taker[code], t.asker[code]
+    _copy_row(t.kept, at, LOGS, t.before, code, 0)
+
+
+@step
+def undo(t):
+    """Revert the times to those before the trial."""
+    for at in range(t.tally[LOGGED]):
+        code = t.log[at]
+        t.end[code], t.ready[code], t.cause[code] = t.kept[at, 0], t.kept[at, 1], t.kept[at, 2]
+        t.taker[code], t.asker[code] = t.kept[at, 3], t.kept[at, 4]
+        _copy_row(t.before, code, 0, t.kept, at, LOGS)
+    t.tally[LOGGED] = 0
+
+
+@step
+def read_row(code, t, s):
+    """Read the state of the device before an op into `s`."""
+    for which in range(ROW):
+        s[which] = t.before[code, which]
+    for which in range(ROW, len(s)):
+        s[which] = t.before[code, which]
+
+
+@step
+def keep_row(code, t, s):
+    """Store `s` as the state of the device before an op."""
+    for which in range(ROW):
+        t.before[code, which] = s[which]
+    for which in range(ROW, len(s)):
+        t.before[code, which] = s[which]
+
+
+@step
+def is_row(code, t, s):
+    """Whether `s` is the stored state before an op."""
+    same = True
+    for which in range(ROW):
+        same = same and t.before[code, which] == s[which]
+    for which in range(ROW, len(s)):
+        same = same and t.before[code, which] == s[which]
+    return same
+
+
+@step
+def copy_before(code, source, t):
+    """Copy the state before one op to before another."""
+    _copy_row(t.before, code, 0, t.before, source, 0)
+
+
+@step
+def _copy_row(into, at, begin, source, row, first):
+    # a loop of constant length is unrolled
+    for which in range(ROW):
+        into[at, begin + which] = source[row, first + which]
+    for which in range(ROW, into.shape[1] - begin):
+        into[at, begin + which] = source[row, first + which]
+
+
+@step
+def invalidate(code, d, after, t):
+    """Mark an op of device d as stale if it is behind slot `after`."""
+    if code >= 0 and t.slot[code] > after and t.stale[code] != t.tally[TRIAL]:
+        t.stale[code] = t.tally[TRIAL]
+        t.pending[d] += 1
+
+
+@entry
+def fill_slots(plan: Plan, t: Times) -> None:
+    """Fill in the slot of each op."""
+    for code in range(len(t.slot)):
+        t.slot[code] = -1
+    for d in range(len(plan.length)):
+        for at in range(plan.length[d]):
+            t.slot[plan.prog[d, at]] = at
+
+
+@step
+def begin_all(plan, costs, t):
+    """Make all ops of a plan stale, and the state of each device that before its first op."""
+    t.tally[TRIAL] += 1
+    t.filled[0] = 0
+    for code in range(len(t.end)):
+        t.end[code] = t.ready[code] = t.taker[code] = t.asker[code] = -1
+    fill_slots(plan, t)
+    for d in range(len(plan.length)):
+        t.wake[d] = t.key[d] = 0
+        t.pending[d] = plan.length[d]
+        for slot in range(plan.length[d]):
+            t.stale[plan.prog[d, slot]] = t.tally[TRIAL]
+        first = plan.prog[d, 0]
+        for which in range(t.before.shape[1]):
+            t.before[first, which] = 0
+        for which in (ANCHOR_OP, OUT_OP, BACK_OP, GIVEN):
+            t.before[first, which] = -1
+        t.before[first, LEVEL] = costs.static[d] - costs.limit[d]
+
+
+@step
+def first_device(t):
+    """Return the device whose next op begins first, or -1, and when the next op of the second one begins."""
+    d, soonest, second = -1, NEVER, NEVER
+    for other in range(len(t.wake)):
+        if t.wake[other] >= 0:
+            if t.key[other] < soonest:
+                d, soonest, second = other, t.key[other], soonest
+            elif t.key[other] < second:
+                second = t.key[other]
+    return d, second

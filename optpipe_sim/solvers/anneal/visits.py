@@ -1,14 +1,13 @@
 """Visits: repeated annealing from hot to cold, from the best schedule or from one of the starts.
 
-What the searches over programs (`anneal.search`) and over programs and treatments
-(`treated.search`) share; each has its own *plan*, the object that it anneals, and its own moves.
+Which visits follow one another is up to `search`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,24 +15,13 @@ from ...ops import BW
 from ...schedule import Schedule
 from ..problem import Problem
 from ..reports import Others
-from .links import NEVER
+from .loop import Cooling
+from .plans import Plan, pack, unpack
+from .times import NEVER
 
 COLD = 0.01  # final temperature of visits, in typical op durations
-WEIGHT = 0.3  # weight of the mean end of an op, which gives plateaus a slope
 LEAST = 200  # evaluations between two checks of the clock
 PATIENCE = 10  # better plans in a row that the replay refuses, after which a search ends
-
-
-class Plan(Protocol):
-    """The object that is annealed: programs, `length` ops per device."""
-
-    @property
-    def length(self) -> np.ndarray: ...
-
-    def copy(self) -> Any: ...
-
-
-P = TypeVar("P", bound=Plan)
 
 
 class Visit(NamedTuple):
@@ -45,7 +33,7 @@ class Visit(NamedTuple):
     effort: int
     passing: float
     from_best: bool
-    start: Any
+    start: Plan
 
 
 class Stop(NamedTuple):
@@ -57,7 +45,7 @@ class Stop(NamedTuple):
     asked: Callable[[], bool]
 
 
-class Visits(Generic[P]):
+class Visits:
     """The best plan so far, over visits.
 
     Attributes:
@@ -70,17 +58,15 @@ class Visits(Generic[P]):
     def __init__(
         self,
         problem: Problem,
-        cost_ns: Callable[[P], int],
-        pack: Callable[[Problem, Schedule], P],
-        unpack: Callable[[Problem, P], Schedule],
+        cost_ns: Callable[[Plan], int],
         starts: Iterable[Schedule],
         stop: Stop,
-        weight: float = WEIGHT,
-        follows: bool = True,
+        weight: float,
+        follows: bool,
     ) -> None:
-        self.problem, self.cost_ns, self.pack, self.unpack = problem, cost_ns, pack, unpack
+        self.problem, self.cost_ns = problem, cost_ns
         self.stop, self.follows, self.began = stop, follows, time.monotonic()
-        self.starts: list[tuple[int, int, P]] = []
+        self.starts: list[tuple[int, int, Plan]] = []
         for schedule in starts:
             plan = pack(problem, schedule)
             cost = cost_ns(plan)
@@ -90,7 +76,7 @@ class Visits(Generic[P]):
         self.done, self.refused = 0, 0
         if self.starts:
             self.best: int = self.starts[0][0]
-            self.plan: P = self.starts[0][2].copy()
+            self.plan: Plan = self.starts[0][2].copy()
             self.weight = weight / int(self.plan.length.sum())
             whole = float(np.median(problem.profile.durations_ns[:BW]))
             self.typical = whole / problem.shape.slices
@@ -98,7 +84,7 @@ class Visits(Generic[P]):
     def run(
         self,
         visits: Iterator[Visit],
-        anneal: Callable[[P, P, int, int, float, float, float], tuple[int, int]],
+        anneal: Callable[[Plan, Plan, int, Cooling, float], tuple[int, int]],
         chunk_ops: int,
         on_incumbent: Callable[[Schedule, int], None] | None,
         others: Others,
@@ -106,10 +92,9 @@ class Visits(Generic[P]):
         """Anneal visit by visit until the search ends; returns the best schedule.
 
         Args:
-            anneal: called with a plan, the best plan and its cost, evaluations, the temperatures at
-                which these begin and end (ns), and the share of moves that let microbatches
-                overtake; it changes both plans, and returns the best cost and the number of
-                evaluations.
+            anneal: called with a plan, the best plan and its cost, the evaluations and temperatures,
+                and the share of moves that let microbatches overtake; it changes both plans, and returns
+                the best cost and the number of evaluations.
             chunk_ops: ops evaluated between two checks of the clock.
         """
         for visit in visits:
@@ -130,12 +115,12 @@ class Visits(Generic[P]):
                 before = self.best
                 kept = self.plan.copy() if self.problem.host_limit is not None else self.plan
                 self.best, used = anneal(
-                    start, self.plan, self.best, todo, begin, end, visit.passing
+                    start, self.plan, self.best, Cooling(todo, begin, end), visit.passing
                 )
                 self.done += max(used, 1)
                 if self.best == before:
                     continue
-                found = self.unpack(self.problem, self.plan)
+                found = unpack(self.problem, self.plan)
                 if not _fits_host(self.problem, found):
                     self.refused += 1
                     self.best, self.plan, start = before, kept, kept.copy()
@@ -143,7 +128,7 @@ class Visits(Generic[P]):
                 self.refused = 0
                 if on_incumbent is not None:
                     on_incumbent(found, self.best)
-        return self.unpack(self.problem, self.plan)
+        return unpack(self.problem, self.plan)
 
     def evaluations_left(self) -> float:
         """Return how many evaluations are left, by the clock at the rate so far."""
@@ -165,7 +150,7 @@ class Visits(Generic[P]):
         schedule = others()
         if schedule is None:
             return False
-        plan = self.pack(self.problem, schedule)
+        plan = pack(self.problem, schedule)
         cost = self.cost_ns(plan)
         if cost >= self.best:
             return False

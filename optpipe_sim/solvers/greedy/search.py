@@ -20,7 +20,8 @@ from ...schedules.adaoffload.adaoffload import SETTINGS
 from ...schedules.adaoffload.runs import UNBOUNDED, Greedy, Setting
 from ...schedules.adaoffload.runs import Problem as Runs
 from ...schedules.adaoffload.state import KIND, MICROBATCH, STAGE
-from ..anneal.search import Programs, Workspace, shares_links
+from ..anneal.plans import Plan
+from ..anneal.search import Workspace, shares_links
 from ..problem import Problem
 
 CHOICES: dict[str, tuple[int, ...]] = {
@@ -146,7 +147,8 @@ def _cost_ns(work: Workspace, played: Greedy) -> int:
     for device, rows in enumerate(played.log):
         code = rows[:, KIND] << high | rows[:, STAGE] << low | rows[:, MICROBATCH]
         prog[device, : len(rows)] = code
-    return work.cost_ns(Programs(prog, np.array([len(rows) for rows in played.log])))
+    length = np.array([len(rows) for rows in played.log])
+    return work.cost_ns(Plan(prog, length, np.zeros(1 << high, np.int64)))
 
 
 def _off(draw: np.random.Generator, problem: Problem) -> np.ndarray:

@@ -20,7 +20,7 @@ from ...schedules.copies import with_copies
 from ...schedules.gis import grouped
 from ...sim import simulate
 from ...sim.replay import run_events
-from ..anneal import core as search_core
+from ..anneal import loop
 from ..anneal.patterns import pattern_start
 from ..anneal.search import search, shares_links
 from ..greedy.search import greedy_search
@@ -28,8 +28,6 @@ from ..greedy.waves import wave_search
 from ..problem import Problem, make_problem
 from ..reports import no_report
 from ..starts import offload_everything
-from ..treated.engine import treats
-from ..treated.search import search as treated_search
 from .bounds import best_bound
 
 # to read what another process has compiled takes less; to compile any part takes more
@@ -47,10 +45,9 @@ def compile_engines(problem: Problem, on_wait: Callable[[], None] = no_report) -
         problem.shape.chunks > 1,
         shares_links(problem),
         problem.may_recompute,
-        treats(problem),
     )
     began = time.monotonic()
-    compile_first(on_wait, *kind[:3])
+    compile_first(on_wait, *kind)
     _compile(*kind)
     took = time.monotonic() - began
     return took if took >= READING_S else 0.0
@@ -74,14 +71,13 @@ def compile_first(
 
 def _kept() -> bool:
     """Whether the current version of the search has been compiled on this machine."""
-    return njit is None or on_disk(search_core.anneal)  # without njit compilation is switched off
+    return njit is None or on_disk(loop.anneal)  # without njit compilation is switched off
 
 
 @cache
-def _compile(chunks: bool, linked: bool, levels: bool, treated: bool) -> None:
+def _compile(chunks: bool, linked: bool, levels: bool) -> None:
     for part in PARTS:
-        if treated or part is not _treated:
-            part(chunks, linked, levels)
+        part(chunks, linked, levels)
 
 
 def _tiny(chunks: bool, linked: bool, levels: bool = False) -> Problem:
@@ -110,17 +106,14 @@ def _greedy(chunks: bool, linked: bool, levels: bool) -> None:
     greedy_search(problem, lambda: False, runs=2)
 
 
-def _search(_: bool, linked: bool, levels: bool) -> None:
-    problem = _tiny(False, linked, levels)  # the search is the same for several chunks
-    start = offload_everything(problem, 1)
-    if linked:
-        pattern_start(problem, start, lambda: False, steps=1)
-    search(problem, [start], evaluations=2)
-
-
-def _treated(_: bool, __: bool, ___: bool) -> None:
-    problem = _tiny(False, False)  # the same for several chunks and with levels; no shared links
-    treated_search(problem, [offload_everything(problem, 1)], evaluations=2)
+def _search(_: bool, linked: bool, __: bool) -> None:
+    # the search is the same for several chunks and for levels; links of their own stand in for shared ones
+    for shared in {False, linked}:
+        problem = _tiny(False, shared)
+        start = offload_everything(problem, 1)
+        if shared:
+            pattern_start(problem, start, lambda: False, steps=1)
+        search(problem, [start], evaluations=2)
 
 
 def _bounds(chunks: bool, linked: bool, levels: bool) -> None:
@@ -137,14 +130,14 @@ def _replay(_: bool, linked: bool, levels: bool) -> None:
     run_events(schedule, problem.profile, problem.limits)
 
 
-PARTS = (_search, _greedy, _treated, _bounds, _replay)
+PARTS = (_search, _greedy, _bounds, _replay)
 
 
 def compile_all() -> None:
     """Compile everything for every kind of problem, the simplest kind with a process for each part."""
     run_all(PARTS, False, False, False)
     for chunks, linked, levels in product((False, True), repeat=3):
-        _compile(chunks, linked, levels, treated=True)
+        _compile(chunks, linked, levels)
 
 
 if __name__ == "__main__":  # make compile

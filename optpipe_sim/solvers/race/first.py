@@ -11,7 +11,8 @@ from ...errors import NoSolution
 from ...processes.workers import Newest, Report, Workers, shared_numbers
 from ...schedule import Schedule
 from ...schedules.adaoffload.adaoffload import LEAST_RUNS, adaoffload
-from ..treated.engine import first_starts, treats
+from ..anneal.search import treats
+from ..treated.engine import first_starts
 from .portfolio import Race
 from .rules import rules_of, run_rules
 

@@ -8,10 +8,10 @@ from os import cpu_count
 from typing import Any
 
 from ..anneal.host import writes_behind
+from ..anneal.search import treats
 from ..options import SolveOptions
 from ..problem import Problem
 from ..reports import Report
-from ..treated.engine import treats
 from .portfolio import Job, Race
 
 # The module with the function ``run`` of each engine, relative to this package.

@@ -10,12 +10,12 @@ from os import cpu_count
 from ...bounds.bounds import lower_bound
 from ...errors import Infeasible, NoSolution, OptPipeError
 from ...schedule import Schedule
-from ..anneal.search import shares_links
+from ..anneal.search import shares_links, treats
 from ..options import SolveOptions
 from ..problem import Problem
 from ..reports import Hooks
 from ..result import SolveResult
-from ..treated.engine import Start, treats
+from ..treated.engine import Start
 from ..treated.tidy import tidy_treatments
 from .cache import open_cache, recall, remember
 from .compiling import compile_engines

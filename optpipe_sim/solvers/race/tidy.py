@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ...errors import OptPipeError
 from ...ops import BW, O, R
 from ...schedule import Schedule
-from ..anneal.search import Workspace, pack
+from ..anneal.plans import pack
+from ..anneal.search import Workspace
 from ..problem import Problem
+from ..treatments import restrict
 
 SECONDS = 1.0
 
@@ -45,7 +48,9 @@ def tidy(
         )
         for _, stage, unit in out
     }
-    work, span = Workspace(problem), problem.objective == "span"
+    # nothing is recomputed: shared links are then evaluated as they are
+    plain = replace(problem, profile=restrict(problem.profile, problem.treatments - {"recompute"}))
+    work, span = Workspace(plain), problem.objective == "span"
 
     def without(dropped: set[tuple[int, int]]) -> Schedule:
         chosen = np.zeros((shape.stages, shape.units), bool)
@@ -54,7 +59,7 @@ def tidy(
 
     def fits(dropped: set[tuple[int, int]]) -> bool:
         # the compiled evaluation never underestimates, so what it accepts is no worse
-        return work.evaluate(pack(problem, without(dropped)))[span] <= trace.cost_ns
+        return work.evaluate(pack(plain, without(dropped)))[span] <= trace.cost_ns
 
     gone: set[tuple[int, int]] = set()
     order = sorted(away, key=lambda unit: (away[unit], unit))

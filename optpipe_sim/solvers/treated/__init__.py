@@ -1,1 +1,1 @@
-"""Annealing of the order and of the treatment of every activation together."""
+"""The search where treatments are to be chosen: which plain problems, patterns and plans it anneals."""

@@ -13,8 +13,7 @@ from ...bounds.bounds import naive
 from ...errors import OptPipeError
 from ...schedule import Schedule
 from ...schedules.adaoffload.adaoffload import adaoffload
-from ..anneal.search import search as plain_search
-from ..anneal.search import shares_links
+from ..anneal.search import search, shares_links
 from ..anneal.stand_ins import moved_to, others_for, stand_ins
 from ..greedy.search import counted_runs, greedy_search
 from ..greedy.waves import KNOWN, wave_search
@@ -25,7 +24,6 @@ from ..reports import Others, Report, no_report
 from ..starts import offload_everything
 from ..variants import levels_of
 from .games import Game, games, realise
-from .search import search
 from .sliced import few_in_flight, one_at_a_time, sliced_schedules
 
 # Shares of the time: AdaOffload for several choices of levels, if that has not run before; greedy runs, then
@@ -47,13 +45,6 @@ class Start(NamedTuple):
     game: Game
     plain: Schedule
     schedule: Schedule
-
-
-def treats(problem: Problem) -> bool:
-    """Whether a problem needs the search over treatments: the plain search can only offload single
-    activations, and does not model slices or blocking links."""
-    offloads_stages = problem.per_stage and problem.may_offload
-    return problem.decides or offloads_stages or problem.profile.sending_ns > 0
 
 
 def first_starts(
@@ -284,7 +275,7 @@ def _improve(
     orders.append(entry.plain)
     left = until - time.monotonic()
     if counted or left > 0:
-        best = plain_search(
+        best = search(
             plain,
             orders,
             goal_ns=bound_ns,

@@ -18,8 +18,8 @@ from ...ops import BW, B, O, OpKind, R, W
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...stage_cost import StageCost
+from ..anneal.plans import level_names
 from ..problem import Problem
-from .programs import level_names
 
 IN_FLIGHT = (1.0, 1.5, 2.0)  # shares of 1F1B's activations in flight that have to fit
 

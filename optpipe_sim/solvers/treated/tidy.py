@@ -13,9 +13,9 @@ from ...op_costs import treatments
 from ...op_table import KEEP
 from ...ops import C, O
 from ...schedule import Schedule
+from ..anneal.plans import level_names, pack
+from ..anneal.search import Workspace
 from ..problem import Problem
-from .programs import level_names, pack
-from .search import Workspace
 
 Activation = tuple[int, int]  # stage, unit
 

@@ -9,10 +9,11 @@ import numpy as np
 
 from optpipe_sim import Schedule, build, load_profile
 from optpipe_sim.ops import OpKind
+from optpipe_sim.solvers.anneal.loop import seed_random
+from optpipe_sim.solvers.anneal.plans import Plan, bits, pack, unpack
+from optpipe_sim.solvers.anneal.search import Workspace
+from optpipe_sim.solvers.anneal.times import NEVER
 from optpipe_sim.solvers.problem import Problem, make_problem
-from optpipe_sim.solvers.treated import core
-from optpipe_sim.solvers.treated.programs import Plan, bits, pack, unpack
-from optpipe_sim.solvers.treated.search import Workspace
 
 F, B, W, C, O, R = (int(OpKind[name]) for name in "FBWCOR")  # noqa: E741
 COUNT, MICROBATCHES = 4, 6  # one stage per device
@@ -51,8 +52,8 @@ class PlanByHand:
     def move(self, change: Any, *args: Any) -> Any:
         """Make a compiled move, with the times and slots of the plan as it is."""
         self.work.cost_ns(self.plan)
-        self.work.room.filled[0] = 0
-        return change(*self.plan, self.work.costs, self.work.room, *args)
+        self.work.times.filled[0] = 0
+        return change(self.plan, self.work.costs, self.work.times, *args)
 
     @property
     def schedule(self) -> Schedule:
@@ -78,7 +79,7 @@ class PlanByHand:
                 fused = self.plan.mode[stage << self.low | microbatch] % 2 == 1
                 assert {F, B} <= set(kinds)
                 assert (W in kinds) != fused
-        if self.work.cost_ns(self.plan) >= core.NEVER:
+        if self.work.cost_ns(self.plan) >= NEVER:
             return False
         self.problem.replay(self.schedule, explain=False)
         return True
@@ -87,7 +88,7 @@ class PlanByHand:
         """Of 300 random changes, after each of which the ops of every activation have to be in order (see
         `replays`), return how many did something and still replay; the others are taken back."""
         draw, changed = np.random.default_rng(0), 0
-        core.seed_random(0)
+        seed_random(0)
         for _ in range(300):
             before = self.plan.copy()
             some = change(draw)

@@ -10,7 +10,7 @@ from strategies import limits, profiles, schedules
 
 from optpipe_sim import CostProfile, Schedule, load_profile, simulate
 from optpipe_sim.profile import Offload
-from optpipe_sim.solvers.anneal.search import pack, unpack
+from optpipe_sim.solvers.anneal.plans import pack, unpack
 from optpipe_sim.solvers.problem import Problem
 
 

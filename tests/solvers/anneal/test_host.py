@@ -1,10 +1,8 @@
-"""The host's memory in both annealing searches: what they count against the replay, and what they find."""
+"""The host's memory in the annealing: what it counts against the replay, and what it finds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import accumulate
 
 import pytest
 from hypothesis import assume, given
@@ -15,17 +13,13 @@ from search_cases import uniform
 from strategies import profiles, schedules
 
 from optpipe_sim import Schedule
-from optpipe_sim.ops import O, Op, R
 from optpipe_sim.profile import Offload
 from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
 from optpipe_sim.sim.lower import lower
-from optpipe_sim.solvers.anneal import core as anneal_core
-from optpipe_sim.solvers.anneal import search as anneal_search
+from optpipe_sim.solvers.anneal import host as host_memory
+from optpipe_sim.solvers.anneal.plans import pack
+from optpipe_sim.solvers.anneal.search import Workspace, search
 from optpipe_sim.solvers.problem import Problem, make_problem
-from optpipe_sim.solvers.treated import core as treated_core
-from optpipe_sim.solvers.treated import search as treated_search
-from optpipe_sim.solvers.treated.programs import pack as pack_plan
-from optpipe_sim.solvers.treated.times import NEVER
 
 COPIES = {"t_offload_ns": 5, "t_reload_ns": 5}
 
@@ -34,13 +28,8 @@ COPIES = {"t_offload_ns": 5, "t_reload_ns": 5}
 
 
 @njit
-def exceeds(prog, length, costs, host, end):  # type: ignore[no-untyped-def]
-    return anneal_core._exceeds_host(prog, length, costs, host, end)
-
-
-@njit
-def plan_exceeds(prog, length, mode, costs, host, t):  # type: ignore[no-untyped-def]
-    return treated_core._exceeds_host(prog, length, mode, costs, host, t)
+def exceeds(plan, costs, host, t):  # type: ignore[no-untyped-def]
+    return host_memory.exceeds(plan, costs, host, t)
 
 
 @st.composite
@@ -56,58 +45,17 @@ def offloading(draw: st.DrawFn, **kinds: bool) -> tuple[Problem, Schedule]:
     return Problem(profile, schedule.shape.microbatches, profile.memory_limit), schedule
 
 
-def peak_of(problem: Problem, schedule: Schedule, end_of: Callable[[Op], int]) -> int:
-    """The most that any node pins if these are the ends of all ops, added up event by event."""
-    profile, most = problem.profile, 0
-    for node in range(profile.nodes):
-        events = []
-        for program in schedule.programs:
-            for op in program:
-                if (
-                    op.kind in (O, R)
-                    and profile.placement[op.stage] // profile.devices_per_node == node
-                ):
-                    cost = profile.stages[op.stage]
-                    if op.kind is O:
-                        assert cost.t_offload_ns is not None
-                        events.append((end_of(op) - cost.t_offload_ns, 1, cost.offloadable))
-                    else:
-                        events.append((end_of(op), 0, -cost.offloadable))
-        held = accumulate(size for *_, size in sorted(events))
-        most = max([most, *held])
-    return most
-
-
-@given(offloading())
-def test_programs_pin_what_is_on_the_host(case: tuple[Problem, Schedule]) -> None:
-    problem, schedule = case
-    programs = anneal_search.pack(problem, schedule)
-    schedule = anneal_search.unpack(problem, programs)  # with B and W split
-    work = anneal_search.Workspace(problem)
-    assert work.evaluate(programs)[0] < NEVER
-    low, high = work.costs.low, work.costs.high
-
-    def end_of(op: Op) -> int:
-        return int(work.times.end[op.kind << high | op.stage << low | op.microbatch])
-
-    peak = peak_of(problem, schedule, end_of)
-    assert peak == problem.replay(schedule).host_peak_bytes
-    for limit in {peak, peak - 1, peak // 2} - {-1}:
-        host = work.host._replace(limit=limit)
-        assert exceeds(*programs, work.costs, host, work.times.end) == (peak > limit)
-
-
-@given(offloading(levels=True, slices=True))
+@given(st.one_of(offloading(), offloading(levels=True, slices=True)))
 def test_plans_pin_what_their_replay_pins(case: tuple[Problem, Schedule]) -> None:
     problem, schedule = case
-    work = treated_search.Workspace(problem)
-    plan = pack_plan(problem, schedule)
+    work = Workspace(problem)
+    plan = pack(problem, schedule)
     trace = problem.replay(schedule)
     assume(work.evaluate(plan)[0] == trace.makespan_ns)  # some lowered orders need not be kept
     peak = trace.host_peak_bytes
     for limit in {peak, peak - 1, peak // 2} - {-1}:
         host = work.host._replace(limit=limit)
-        assert plan_exceeds(*plan, work.costs, host, work.room) == (peak > limit)
+        assert exceeds(plan, work.costs, host, work.times) == (peak > limit)
 
 
 @pytest.mark.parametrize(("host_limit", "most"), [(200, 390), (300, 352)])
@@ -115,7 +63,7 @@ def test_the_search_goes_on_where_the_limit_binds(host_limit: int, most: int) ->
     """CP-SAT finds 364 and 348 in 20 s; AdaOffload ends at 417 and 357."""
     problem = make_problem(uniform(4, offload={**COPIES, "host_limit_bytes": host_limit}), 8, 200)
     start = adaoffload(problem.profile, 8, limit=problem.limits)
-    found = anneal_search.search(problem, [start], evaluations=30_000)
+    found = search(problem, [start], evaluations=30_000)
     assert found is not None
     trace = problem.replay(found)
     assert trace.cost_ns <= most < problem.replay(start).cost_ns
@@ -128,7 +76,7 @@ def test_treatments_are_chosen_under_the_limit(host_limit: int, most: int) -> No
     profile = with_levels(4, offload={**COPIES, "host_limit_bytes": host_limit})
     problem = make_problem(profile, 8, 200)
     start = adaoffload(problem.profile, 8, limit=problem.limits)
-    found = treated_search.search(problem, [start], evaluations=30_000)
+    found = search(problem, [start], evaluations=30_000)
     assert found is not None
     trace = problem.replay(found)
     assert trace.cost_ns <= most < problem.replay(start).cost_ns

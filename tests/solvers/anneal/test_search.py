@@ -13,7 +13,8 @@ from optpipe_sim import Schedule, build
 from optpipe_sim.checker.check import check, check_trace
 from optpipe_sim.errors import Deadlock, OutOfMemory
 from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
-from optpipe_sim.solvers.anneal.search import Workspace, pack, search, unpack
+from optpipe_sim.solvers.anneal.plans import pack, unpack
+from optpipe_sim.solvers.anneal.search import Workspace, search
 from optpipe_sim.solvers.anneal.times import NEVER
 from optpipe_sim.solvers.greedy.search import greedy_search
 from optpipe_sim.solvers.problem import Problem, make_problem

@@ -11,10 +11,11 @@ from strategies import limits, profiles, schedules
 
 from optpipe_sim import Schedule, load_profile, simulate
 from optpipe_sim.errors import Deadlock
-from optpipe_sim.ops import TRANSFERS, OpKind
+from optpipe_sim.ops import BW, TRANSFERS, B, OpKind
 from optpipe_sim.sim.replay import run_events
-from optpipe_sim.solvers.anneal.core import _critical
-from optpipe_sim.solvers.anneal.search import Workspace, pack, shares_links, unpack
+from optpipe_sim.solvers.anneal.loop import critical
+from optpipe_sim.solvers.anneal.plans import pack, unpack
+from optpipe_sim.solvers.anneal.search import Workspace, shares_links
 from optpipe_sim.solvers.anneal.times import NEVER
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.starts import offload_everything
@@ -22,7 +23,7 @@ from optpipe_sim.solvers.starts import offload_everything
 
 @st.composite
 def linked(draw: st.DrawFn) -> tuple[Problem, Schedule]:
-    """A problem whose transfers share links, and a schedule of its shape, B and W split; limits
+    """A problem whose transfers share links, and a schedule of its shape; limits
     from none to scarce, zeros and ties of all kinds."""
     profile = replace(draw(profiles(offload=True)), memory_limit=None)
     assert profile.offload is not None
@@ -96,7 +97,7 @@ def _codes(schedule: Schedule, problem: Problem) -> np.ndarray:
     costs = Workspace(problem).costs
     low, high = costs.low, costs.high
     kinds, stages, microbatches = schedule.table.T.astype(np.int64)
-    return kinds << high | stages << low | microbatches
+    return np.where(kinds == BW, B, kinds) << high | stages << low | microbatches
 
 
 def test_the_critical_path_goes_over_the_link_that_holds_things_up() -> None:
@@ -106,12 +107,12 @@ def test_the_critical_path_goes_over_the_link_that_holds_things_up() -> None:
     offload = {**copies, "host_link_groups": [[0, 1]]}
     profile = load_profile({"devices": 2, "stages": stages, "offload": offload})
     problem = make_problem(profile, 6, 20)
-    programs = pack(problem, offload_everything(problem, 2))
+    plan = pack(problem, offload_everything(problem, 2))
     work = Workspace(problem)
-    makespan = work.evaluate(programs)[0]
+    makespan = work.evaluate(plan)[0]
     high = work.costs.high
     path = np.zeros(100, np.int64)
-    size = _critical(work.times.end, work.times.cause, programs.prog, programs.length, path, high)
+    size = critical(plan, work.costs, work.times, path)
     kinds = [OpKind(code >> high) for code in path[:size].tolist()]
     transfers = [kind for kind in kinds if kind in TRANSFERS]
     assert 40 * len(transfers) > 0.8 * makespan

@@ -36,4 +36,4 @@ def test_a_caller_that_waits_for_compiling_is_notified(
     took_s = compiling.compile_engines(problem, lambda: waits.append("wait"))
     assert took_s == 0  # nothing that a user should be told of
     assert waits == ([] if kept else ["wait"])
-    assert ran == [(True, False, False, False)]
+    assert ran == [(True, False, False)]

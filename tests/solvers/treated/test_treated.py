@@ -23,12 +23,11 @@ from optpipe_sim.ops import BW, B, C, F, O, R, W
 from optpipe_sim.profile_io import save_profile
 from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
 from optpipe_sim.sim.lower import lower
-from optpipe_sim.solvers.anneal.search import shares_links
+from optpipe_sim.solvers.anneal.plans import pack, unpack
+from optpipe_sim.solvers.anneal.search import Workspace, search, shares_links
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.treated.engine import _promising, first_starts
 from optpipe_sim.solvers.treated.games import games, realise
-from optpipe_sim.solvers.treated.programs import pack, unpack
-from optpipe_sim.solvers.treated.search import Workspace, search
 from optpipe_sim.solvers.treated.tidy import tidy_treatments
 from optpipe_sim.solvers.treatments import require_alike
 
@@ -36,7 +35,7 @@ from optpipe_sim.solvers.treatments import require_alike
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Problem, Schedule]:
     """A random problem, no links shared and host memory ample, and a lowered schedule that fits its
-    limits; no transfers where nothing limits memory."""
+    limits."""
     profile, schedule = draw(cases(levels=True, slices=True))
     objective = draw(st.sampled_from(("flush", "span")))
     profile, _ = that_fits(profile, schedule, objective)
@@ -48,9 +47,8 @@ def problems(draw: st.DrawFn) -> tuple[Problem, Schedule]:
     m = schedule.shape.microbatches
     problem = Problem(profile, m, profile.memory_limit, objective)
     assume(not shares_links(problem) and problem.host_limit is None)
-    if problem.limits is None:
-        schedule = unpack(problem, pack(problem, schedule))
-    return problem, schedule
+    # without transfers where nothing limits memory, and with BW only where that is worth having
+    return problem, unpack(problem, pack(problem, schedule))
 
 
 @given(problems())

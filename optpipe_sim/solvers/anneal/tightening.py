@@ -5,14 +5,14 @@ from __future__ import annotations
 from ...codes import B, O, W
 from ...compiled import part, step
 from .edits import drop_offload, slide, treat
-from .state import duration
+from .times import duration
 
 LATE = 4  # an F may end a 1 / LATE of its duration later than just in time
 
 
 @part
 def tighten(
-    prog, length, mode, costs, t, micro, base, top, new, keeps, forwards, backwards
+    plan, costs, t, micro, base, top, new, keeps, forwards, backwards
 ):  # fmt: skip
     """Tighten the trip of a microbatch through stages `base` to `top`, by the times of the last evaluation.
 
@@ -29,59 +29,59 @@ def tighten(
     # 1. by when the last F has to end, and from when on the first B can begin
     if top == len(costs.place) - 1:
         backward = B << high | top << low | micro
-        until = t.end[backward] - duration(backward, mode, costs, t)
+        until = t.end[backward] - duration(backward, plan, costs, t)
         since = t.end[top << low | micro]
     else:
         after = (top + 1) << low | micro
-        until = t.end[after] - duration(after, mode, costs, t) - _hop(costs, top + 1)
+        until = t.end[after] - duration(after, plan, costs, t) - _hop(costs, top + 1)
         since = t.end[after | B << high] + _hop(costs, top + 1)
     # 2. stage by stage back from there
-    first, last = len(length), -1
+    first, last = len(plan.length), -1
     for stage in range(top, base - 1, -1):
         d, unit = costs.place[stage], stage << low | micro
         first, last = min(first, d), max(last, d)
         if 0 <= new < costs.many[stage]:
-            treat(prog, length, mode, costs, t, unit, new, 1, 0)
+            treat(plan, costs, t, unit, new, 1, 0)
         if keeps:
-            drop_offload(prog, length, costs, t, unit)
+            drop_offload(plan, costs, t, unit)
         if forwards:
-            until = _later(prog, length, mode, costs, t, d, unit, until)
+            until = _later(plan, costs, t, d, unit, until)
         if backwards:
-            since = _earlier(prog, mode, costs, t, d, unit, since)
+            since = _earlier(plan, costs, t, d, unit, since)
     return first, last
 
 
 @step
-def _later(prog, length, mode, costs, t, d, unit, until):
+def _later(plan, costs, t, d, unit, until):
     """Move an F past ops that end before `until`; returns by when the F before it has to end."""
-    mask, takes = (1 << costs.high) - 1, duration(unit, mode, costs, t)
+    mask, takes = (1 << costs.high) - 1, duration(unit, plan, costs, t)
     at = to = t.slot[unit]
-    while to + 1 < length[d]:
-        other = prog[d, to + 1]
+    while to + 1 < plan.length[d]:
+        other = plan.prog[d, to + 1]
         if other & mask == unit or t.end[other] > until - takes + takes // LATE:
             break
         to += 1
-    slide(prog, t, d, at, to)
+    slide(plan, t, d, at, to)
     return until - takes - _hop(costs, unit >> costs.low)
 
 
 @step
-def _earlier(prog, mode, costs, t, d, unit, since):
+def _earlier(plan, costs, t, d, unit, since):
     """Move a B past ops that begin after `since`, its W right behind it; returns from when on the B
     after it can begin."""
     mask, high = (1 << costs.high) - 1, costs.high
     backward, gradient = unit | B << high, t.slot[unit | W << high]
     at = to = t.slot[backward]
     while to > 0:
-        other = prog[d, to - 1]
-        begins = t.end[other] - duration(other, mode, costs, t)
+        other = plan.prog[d, to - 1]
+        begins = t.end[other] - duration(other, plan, costs, t)
         if other & mask == unit or (other >> high < O and begins < since):
             break
         to -= 1
-    slide(prog, t, d, at, to)
+    slide(plan, t, d, at, to)
     if gradient > to + 1:
-        slide(prog, t, d, gradient, to + 1)
-    return since + duration(backward, mode, costs, t) + _hop(costs, unit >> costs.low)
+        slide(plan, t, d, gradient, to + 1)
+    return since + duration(backward, plan, costs, t) + _hop(costs, unit >> costs.low)
 
 
 @step

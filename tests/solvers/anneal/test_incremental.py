@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
-from typing import Any
 
 import numpy as np
 from hypothesis import assume, given, reject
@@ -16,56 +15,56 @@ from optpipe_sim.errors import Deadlock
 from optpipe_sim.ops import OpKind
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.sim.lower import lower
-from optpipe_sim.solvers.anneal import state as trials
-from optpipe_sim.solvers.anneal.search import shares_links
+from optpipe_sim.solvers.anneal import evaluate, loop, marks, moves, tails, times
+from optpipe_sim.solvers.anneal.plans import Plan, pack
+from optpipe_sim.solvers.anneal.search import Workspace, shares_links
 from optpipe_sim.solvers.problem import Problem
-from optpipe_sim.solvers.treated import core, moves, state, tails, times
-from optpipe_sim.solvers.treated.programs import pack
-from optpipe_sim.solvers.treated.search import Workspace
 
 FAR = 4  # times the makespan is where evaluations give up
 NO_PATH = np.empty(0, np.int64)
+PASSING = 0.3  # share of the moves
 
 
 # what follows is compiled without a door to Python
 
 
 @njit
-def moved(prog, length, mode, saved, saved_length, costs, t, path, offloads, per_stage):  # type: ignore[no-untyped-def]
+def moved(plan, saved, costs, t, path, chances):  # type: ignore[no-untyped-def]
     t.filled[0] = 0
-    first, last = moves.change(prog, length, mode, costs, t, path, offloads, False, per_stage, 0.3)
+    first, last = moves.change(plan, costs, t, path, chances)
     if first < 0:
         return False, 0
-    trials.begin(t)
-    some, gone, _ = state.mark_move(prog, length, mode, saved, saved_length, first, last, costs, t)
-    return some, gone
+    times.begin(t)
+    soonest, gone, _ = marks.mark_move(plan, saved, first, last, costs, t)
+    return soonest < times.NEVER, gone
 
 
 @njit
-def updated(prog, length, mode, costs, t, total, most, ahead):  # type: ignore[no-untyped-def]
-    goal = trials.Goal(most, 0.0, 0)
-    return times.update(prog, length, mode, costs, t, total, goal, ahead, True)
+def updated(plan, costs, t, total, most, ahead):  # type: ignore[no-untyped-def]
+    return evaluate.update(plan, costs, t, total, evaluate.Goal(most, 0.0, 0), ahead, True)
 
 
 @njit
-def longest(prog, length, mode, costs, t):  # type: ignore[no-untyped-def]
-    return times.longest(prog, length, mode, costs, t)
+def longest(plan, costs, t):  # type: ignore[no-untyped-def]
+    return evaluate.longest(plan, costs, t)
 
 
 @njit
-def taken_back(prog, length, mode, saved, saved_length, t):  # type: ignore[no-untyped-def]
-    trials.undo(t)
-    core._restore(prog, length, mode, saved, saved_length, t)
+def taken_back(plan, saved, t):  # type: ignore[no-untyped-def]
+    times.undo(t)
+    loop._restore(plan, saved, t)
 
 
 @njit
-def find_tails(prog, length, mode, costs, t, span_counts):  # type: ignore[no-untyped-def]
-    tails.find_tails(prog, length, mode, costs, t, span_counts)
+def find_tails(plan, costs, t, span_counts):  # type: ignore[no-untyped-def]
+    tails.begin_tails(plan, costs, t, span_counts)
+    tails.renew_tails(plan, costs, t)
 
 
 @njit
-def renew_tails(prog, length, mode, saved, saved_length, costs, t):  # type: ignore[no-untyped-def]
-    tails.renew_tails(prog, length, mode, saved, saved_length, costs, t)
+def renew_tails(plan, saved, costs, t):  # type: ignore[no-untyped-def]
+    tails.mark_tails(plan, saved, costs, t)
+    tails.renew_tails(plan, costs, t)
 
 
 class Walk:
@@ -73,46 +72,44 @@ class Walk:
 
     def __init__(self, problem: Problem, start: Schedule, seed: int) -> None:
         self.problem, self.random = problem, Random(seed)
-        core.seed_random(seed)
+        loop.seed_random(seed)
         self.work, self.anew = Workspace(problem), Workspace(problem)
-        self.costs, self.t = self.work.costs, self.work.room
-        self.plan: Any = pack(problem, start)
+        self.costs, self.t = self.work.costs, self.work.times
+        self.plan: Plan = pack(problem, start)
         self.saved = self.plan.copy()
         self.makespan, _, self.total = self.work.evaluate(self.plan)
 
     def move(self) -> bool:
         """Make a move; returns whether it made any difference."""
-        problem = self.problem
         some, self.gone = moved(
-            *self.plan, self.saved.prog, self.saved.length, self.costs, self.t, NO_PATH,
-            problem.may_offload, problem.per_stage,
-        )  # fmt: skip
+            self.plan, self.saved, self.costs, self.t, NO_PATH, moves.chances(self.costs, PASSING)
+        )
         return bool(some)
 
     def update(self) -> bool:
         """Bring the times up to date; returns whether the plan can go on."""
         most, ahead = float(FAR * self.makespan), self.random.choice((0, 1, 5, 50))
         self.t.tail[:] = 0
-        total = updated(*self.plan, self.costs, self.t, self.total - self.gone, most, ahead)
+        total = updated(self.plan, self.costs, self.t, self.total - self.gone, most, ahead)
         makespan, span, correct = self.anew.evaluate(self.plan)
         if makespan > most:
-            assert total == state.FAILED
+            assert total == times.FAILED
             return False
         assert total == correct
-        assert longest(*self.plan, self.costs, self.t) == (makespan, span)
+        assert longest(self.plan, self.costs, self.t) == (makespan, span)
         self.compare()
         return True
 
     def compare(self) -> None:
         codes = self.codes
         for name in ("end", "before", "slot"):
-            found, correct = getattr(self.t, name), getattr(self.anew.room, name)
+            found, correct = getattr(self.t, name), getattr(self.anew.times, name)
             assert (found[codes] == correct[codes]).all(), name
 
     @property
     def codes(self) -> np.ndarray:
-        prog, length, _ = self.plan
-        return np.concatenate([row[:n] for row, n in zip(prog, length, strict=True)])
+        rows = zip(self.plan.prog, self.plan.length, strict=True)
+        return np.concatenate([row[:size] for row, size in rows])
 
     def take(self) -> None:
         """Go on from the changed plan."""
@@ -120,17 +117,18 @@ class Walk:
         self.makespan, _, self.total = self.anew.evaluate(self.plan)
 
     def take_back(self) -> None:
-        taken_back(*self.plan, self.saved.prog, self.saved.length, self.t)
+        taken_back(self.plan, self.saved, self.t)
         self.anew.evaluate(self.plan)
         assert (self.plan.mode == self.saved.mode).all()
-        assert (self.t.slot == self.anew.room.slot).all()
+        assert (self.t.slot == self.anew.times.slot).all()
         self.compare()
 
 
 @st.composite
 def walks(draw: st.DrawFn) -> Walk:
-    """A walk from a lowered schedule that fits; copies over links of their own, with levels and slices."""
-    profile, schedule = draw(cases(levels=True, slices=True))
+    """A walk from a lowered schedule that fits; copies over links of their own, with levels and slices, or plain."""
+    more = draw(st.booleans())
+    profile, schedule = draw(cases(levels=more, slices=more))
     profile, _ = that_fits(profile, schedule)
     profile = profile.for_shape(schedule.shape)
     try:
@@ -142,7 +140,7 @@ def walks(draw: st.DrawFn) -> Walk:
     )
     assume(not shares_links(problem) and problem.host_limit is None)
     found = Walk(problem, schedule, draw(SEEDS))
-    assume(found.makespan < state.NEVER)
+    assume(found.makespan < times.NEVER)
     return found
 
 
@@ -152,7 +150,7 @@ def test_incremental_updates_equal_a_full_evaluation() -> None:
 
     @given(walks(), st.booleans())
     def follow(here: Walk, spans: bool) -> None:
-        find_tails(*here.plan, here.costs, here.t, spans)
+        find_tails(here.plan, here.costs, here.t, spans)
         for _ in range(10):
             check_tails(here, spans)
             tail = here.t.tail.copy()
@@ -165,9 +163,9 @@ def test_incremental_updates_equal_a_full_evaluation() -> None:
                 here.take_back()
                 continue
             if spans:  # devices may begin at other times
-                find_tails(*here.plan, here.costs, here.t, spans)
+                find_tails(here.plan, here.costs, here.t, spans)
             else:
-                renew_tails(*here.plan, here.saved.prog, here.saved.length, here.costs, here.t)
+                renew_tails(here.plan, here.saved, here.costs, here.t)
             here.take()
 
     follow()
@@ -179,5 +177,5 @@ def check_tails(here: Walk, spans: bool) -> None:
     codes = here.codes
     computes = codes[codes >> here.costs.high < OpKind.O]
     ends = here.t.end[computes] + here.t.tail[computes]
-    makespan, span = longest(*here.plan, here.costs, here.t)
+    makespan, span = longest(here.plan, here.costs, here.t)
     assert ends.max() == (span if spans else makespan)

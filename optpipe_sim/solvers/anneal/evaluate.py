@@ -1,78 +1,108 @@
-"""Compiled evaluation of a plan: of all ops, or of those that a move affects.
+"""Evaluate a plan: all of its ops, or only those that a move affects.
 
-Every wait points backwards in a program and an R counts on releases before it only, so the times are
-those of the lowered program; the replay of the same schedule is never later.
+Every wait points backwards in a program and an R counts on releases before it only, so the times are those of the
+lowered program; the replay of the same schedule is never later. All times ns, all memory bytes, int64.
 
-After a move only those ops are evaluated again whose state or inputs have changed, device by device
-in the order of time; see `state`.
+Invariants (`Times` has the arrays; tests/solvers/anneal/test_incremental.py checks these after random moves):
 
-All times ns, all memory bytes, int64.
+1. *What decides an op.* Its end follows from its row, ``before[code]``, which is the state of its device as the op
+   comes up; from its costs (`column`, for copies `copied`); and from ends: those of its F, O and R, of the op whose
+   message it gets (``ready[source]`` is when that arrives), and of the O's behind GIVEN of its row whose bytes it
+   needs, in the order in which they stand. ``cause`` is the op whose end, start or message it begins with.
+2. *Rows.* The row of the first op of a device is fixed, that of any other is what the op before it in the program
+   leaves. An op with the same row, costs and ends as before has the same end and leaves the same row.
+3. *Stale.* ``stale[code] == tally[TRIAL]`` if an op has to be evaluated again. Any code that changes what 1. names
+   marks the op: `mark_move` for what a move did, `invalidate` for each end or message that comes out otherwise.
+   ``pending[d]`` counts the stale ops of a device; ``wake[d]`` is the slot it goes on from (-1: it does not), no
+   stale op lies before it, and ``key[d]`` is FREE of the row there.
+4. *Update.* Given 3., after `update` no op is stale and every op has the end, the row and the ready that an
+   evaluation from the beginning gives. It takes the device with the least key, from its wake on, op by op, until a
+   row comes out as it was and no op behind it is stale; a device that runs more than `ahead` in front of the next one
+   waits. An op may thus be evaluated on inputs that change later: then it is marked, and evaluated again. Work is
+   done where something differs, and only the sum of ends, never the makespan, is kept up to date on the way.
+5. *Who reuses which bytes.* Memory goes out in program order, from the releases of compute ops (in LEVEL) and of
+   O's. The O's of a device are used up in program order: those up to GIVEN are taken. An op that needs more takes
+   the next ones, moves GIVEN on, and notes itself as their ``taker``; `untake` clears the note where it needs fewer
+   than before. An R that only waited for an O, or might have taken it, is its ``asker`` (WIDE: it is one of several,
+   or looked further than its notes say; then all such R's behind are marked). When an O ends otherwise, or is moved,
+   its taker and asker are marked. Notes may name ops that have stopped using them: that costs time, not truth.
+6. *Giving up.* Behind the changed slots ``end + tail + weight * (sum of ends) > most`` ends an update. Tails are those
+   before the move, so this may reject a plan that scores less, where the longest path leads through the move again,
+   but never accepts one: what is left to the end is scored by its own times. `update` also fails where an op would
+   wait for ever. Times are then partly new, and only `undo` makes them valid again: all that a trial writes is
+   logged before (`log_op`, once per op).
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ...codes import B, C, F, O, R
-from ...compiled import compiled, part, step
-from ..anneal.state import (
+from ...compiled import compiled, step
+from .times import (
     ANCHOR,
     ANCHOR_OP,
+    FAILED,
     FREE,
+    GIVE,
     GIVEN,
     LEVEL,
+    NEVER,
     TRIAL,
-    Goal,
     begin_all,
+    column,
+    duration,
     first_device,
     invalidate,
+    is_row,
+    keep_row,
+    last_forward,
     log_op,
+    read_row,
 )
-from ..anneal.steps import untake
-from .state import FAILED, GIVE, NEVER, column, duration, last_forward
-from .steps import grant, neighbours, offload, reload, send
+from .waits import grant, neighbours, offload, reload, send, untake
+
+
+class Goal(NamedTuple):
+    """When an evaluation gives up; see `update`."""
+
+    most: float
+    weight: float
+    begun: int
 
 
 @compiled
-def evaluate(prog, length, mode, costs, t):
+def evaluate(plan, costs, t):
     """Evaluate a plan from the beginning, into `t`.
 
     Returns:
         (makespan, longest span, sum of ends), ``NEVER`` first if the programs deadlock or exceed
         the limit.
     """
-    t.filled[0] = 0
-    begin_all(prog, length, costs, t)
+    begin_all(plan, costs, t)
     goal = Goal(np.inf, 0.0, 0)
-    total = update(prog, length, mode, costs, t, 0, goal, NEVER, False)
+    total = update(plan, costs, t, 0, goal, NEVER, False)
     if total == FAILED:
         return NEVER, NEVER, 0
-    makespan, span = longest(prog, length, mode, costs, t)
+    makespan, span = longest(plan, costs, t)
     return makespan, span, total
 
 
-@part
-def last_start(prog, mode, costs, t):
-    """Return when the last device begins."""
-    last = 0
-    for d in range(len(prog)):
-        last = max(last, t.end[prog[d, 0]] - duration(prog[d, 0], mode, costs, t))
-    return last
-
-
-@part
-def longest(prog, length, mode, costs, t):
+@step
+def longest(plan, costs, t):
     """Return (makespan, longest span) of programs that begin and end with compute ops."""
     makespan = span = 0
-    for d in range(len(length)):
-        first, last = prog[d, 0], t.end[prog[d, length[d] - 1]]
+    for d in range(len(plan.length)):
+        first, last = plan.prog[d, 0], t.end[plan.prog[d, plan.length[d] - 1]]
         makespan = max(makespan, last)
-        span = max(span, last - t.end[first] + duration(first, mode, costs, t))
+        span = max(span, last - t.end[first] + duration(first, plan, costs, t))
     return makespan, span
 
 
-@part
-def update(prog, length, mode, costs, t, total, goal, ahead, logs):
+@step
+def update(plan, costs, t, total, goal, ahead, logs):
     """Evaluate the stale ops and everything that changes as a result.
 
     Args:
@@ -88,24 +118,23 @@ def update(prog, length, mode, costs, t, total, goal, ahead, logs):
         The sum of ends; ``FAILED`` if the programs deadlock, exceed the limit, or the evaluation
         gave up. Then some times are old and some new.
     """
-    devices = len(length)
     while True:
         # 1. the device that is furthest behind, and when the next one follows
-        d, second = first_device(devices, t)
+        d, second = first_device(t)
         if d < 0:
             break
         # 2. those of its ops that may have changed
-        total = _run_device(prog, length, mode, d, second, costs, t, total, goal, ahead, logs)
+        total = _run_device(plan, d, second, costs, t, total, goal, ahead, logs)
         if total == FAILED:
             return FAILED
-    for d in range(devices):
+    for d in range(len(t.wake)):
         if t.wake[d] >= 0:
             return FAILED
     return total
 
 
 @step
-def _run_device(prog, length, mode, d, second, costs, t, total, goal, ahead, logs):
+def _run_device(plan, d, second, costs, t, total, goal, ahead, logs):
     """Evaluate the stale ops of a device, and later ops whose state changes as a result.
 
     Args:
@@ -119,9 +148,8 @@ def _run_device(prog, length, mode, d, second, costs, t, total, goal, ahead, log
     t.wake[d] = -1
     while True:
         # 1. from the state before the next stale op
-        code = prog[d, slot]
-        for which in range(len(s)):
-            s[which] = t.before[code, which]
+        code = plan.prog[d, slot]
+        read_row(code, t, s)
         while True:
             if logs:
                 log_op(code, t)
@@ -129,12 +157,12 @@ def _run_device(prog, length, mode, d, second, costs, t, total, goal, ahead, log
                 t.stale[code] = 0
                 t.pending[d] -= 1
             kind, unit = code >> costs.high, code & ((1 << costs.high) - 1)
-            how = column(unit, mode, costs)
+            how = column(unit, plan, costs)
             # 2. when the op ends, and what this decides
             if kind == O:
-                finish, why = offload(prog, length, mode, code, d, slot, how, costs, t, s)
+                finish, why = offload(plan, code, d, slot, how, costs, t, s)
             elif kind == R:
-                finish, why = reload(prog, mode, code, d, slot, costs, t, s, logs)
+                finish, why = reload(plan, code, d, slot, costs, t, s, logs)
             else:
                 source, where, reader, target = neighbours(code, kind, costs)
                 if source >= 0 and t.end[source] < 0:  # not yet
@@ -145,7 +173,7 @@ def _run_device(prog, length, mode, d, second, costs, t, total, goal, ahead, log
                 if source >= 0 and where == d and t.slot[source] > slot:
                     return FAILED
                 finish, why = _compute(
-                    prog, mode, code, kind, how, d, slot, source, where, costs, t, s, logs
+                    plan, code, kind, how, d, slot, source, where, costs, t, s, logs
                 )
                 if finish == NEVER:
                     return FAILED
@@ -157,25 +185,24 @@ def _run_device(prog, length, mode, d, second, costs, t, total, goal, ahead, log
                 if kind == F and finish != t.end[code]:
                     _mark_offloads(unit, d, slot, costs, t)
                 if target >= 0 and target != d:
-                    second = send(code, d, finish, reader, target, second, mode, costs, t, s)
+                    second = send(plan, code, d, finish, reader, target, second, costs, t, s)
                 else:
                     t.ready[code] = finish
             if finish == NEVER:
                 return FAILED
             t.end[code], t.cause[code] = finish, why
             if costs.asks[kind, unit >> costs.low, how]:
-                untake(prog, code, d, slot, s[GIVEN], costs, t, logs)
+                untake(plan, code, d, slot, s[GIVEN], costs, t, logs)
             # 4. continue, unless the state has not changed or this device is too far ahead
             slot += 1
-            if slot == length[d]:
+            if slot == plan.length[d]:
                 break
-            code = prog[d, slot]
-            if t.stale[code] != trial and _is_before(code, s, t):
+            code = plan.prog[d, slot]
+            if t.stale[code] != trial and is_row(code, t, s):
                 break
             if logs:
                 log_op(code, t)
-            for which in range(len(s)):
-                t.before[code, which] = s[which]
+            keep_row(code, t, s)
             if s[FREE] > second + ahead:
                 invalidate(code, d, -1, t)
                 t.wake[d], t.key[d] = slot, s[FREE]
@@ -184,20 +211,11 @@ def _run_device(prog, length, mode, d, second, costs, t, total, goal, ahead, log
             return total
         while t.stale[code] != trial:
             slot += 1
-            code = prog[d, slot]
+            code = plan.prog[d, slot]
 
 
 @step
-def _is_before(code, s, t):
-    """Whether the stored state before an op is this one."""
-    same = True
-    for which in range(len(s)):
-        same = same and t.before[code, which] == s[which]
-    return same
-
-
-@step
-def _compute(prog, mode, code, kind, how, d, slot, source, where, costs, t, s, logs):
+def _compute(plan, code, kind, how, d, slot, source, where, costs, t, s, logs):
     """Run a compute op; returns (end, cause), the end ``NEVER`` if its program can never go on."""
     unit, time, why = code & ((1 << costs.high) - 1), s[FREE], s[ANCHOR_OP]
     stage = unit >> costs.low
@@ -213,7 +231,7 @@ def _compute(prog, mode, code, kind, how, d, slot, source, where, costs, t, s, l
             time, why = t.end[back], back
     if costs.asks[kind, stage, how]:
         size = costs.takes[kind, stage, how]
-        time, why = grant(prog, mode, code, d, slot, size, time, why, costs, t, s, logs)
+        time, why = grant(plan, code, d, slot, size, time, why, costs, t, s, logs)
         if time == NEVER:
             return NEVER, why
     finish = time + costs.durations[kind, stage, how]

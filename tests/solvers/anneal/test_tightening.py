@@ -7,16 +7,14 @@ import pytest
 from numba import njit
 from plan_by_hand import COUNT, MICROBATCHES, NAMES, O, PlanByHand, R, W
 
-from optpipe_sim.solvers.treated import tightening
+from optpipe_sim.solvers.anneal import tightening
 
 AS_IT_IS, RECOMPUTED = -1, 2  # modes with B and W apart
 
 
 @njit
-def tightened(prog, length, mode, costs, t, micro, base, top, new, keeps, forwards, backwards):  # type: ignore[no-untyped-def]
-    return tightening.tighten(
-        prog, length, mode, costs, t, micro, base, top, new, keeps, forwards, backwards
-    )  # fmt: skip
+def tightened(plan, costs, t, micro, base, top, new, keeps, forwards, backwards):  # type: ignore[no-untyped-def]
+    return tightening.tighten(plan, costs, t, micro, base, top, new, keeps, forwards, backwards)
 
 
 class Tightening(PlanByHand):

@@ -1,27 +1,32 @@
-"""Compiled steps of the evaluation of a plan: when an op may start, and what it allocates and releases on its
-device, whose state is the row `s`."""
+"""When an op may start, and what it allocates and releases on its device, whose state is the row `s`."""
 
 from __future__ import annotations
 
 from ...codes import B, C, F, O, R
 from ...compiled import step
-from ..anneal.state import (
+from .marks import mark_readers
+from .times import (
     ANCHOR,
     ANCHOR_OP,
     BACK,
     BACK_OP,
     FREE,
+    GIVE,
     GIVEN,
     GRANTED,
     LEVEL,
+    NEVER,
     OUT,
     OUT_OP,
+    SENT,
+    WIDE,
+    copied,
+    duration,
     invalidate,
+    last_forward,
     log_op,
     next_out,
 )
-from ..anneal.steps import take
-from .state import GIVE, NEVER, SENT, WIDE, copied, duration, last_forward, mark_readers
 
 
 @step
@@ -45,7 +50,7 @@ def neighbours(code, kind, costs):
 
 
 @step
-def send(code, d, end, reader, target, second, mode, costs, t, s):
+def send(plan, code, d, end, reader, target, second, costs, t, s):
     """Send the message of a compute op of device d to another one, and wake that device if the message
     affects it; returns when the next device begins."""
     arrives = end
@@ -55,7 +60,7 @@ def send(code, d, end, reader, target, second, mode, costs, t, s):
         s[SENT + target] = arrives + costs.occupancy
     arrives += costs.lag
     if arrives != t.ready[code]:
-        begins = t.end[reader] - duration(reader, mode, costs, t)
+        begins = t.end[reader] - duration(reader, plan, costs, t)
         if t.end[reader] < 0 or t.cause[reader] == code or arrives > begins:
             invalidate(reader, target, -1, t)
             at = t.slot[reader]
@@ -67,7 +72,7 @@ def send(code, d, end, reader, target, second, mode, costs, t, s):
 
 
 @step
-def grant(prog, mode, code, d, slot, size, time, why, costs, t, s, logs):
+def grant(plan, code, d, slot, size, time, why, costs, t, s, logs):
     """Grant memory to a compute op that could begin at `time`; returns (time, cause), ``NEVER``
     first if there is never enough."""
     mask, given = (1 << costs.high) - 1, s[GIVEN]
@@ -76,12 +81,12 @@ def grant(prog, mode, code, d, slot, size, time, why, costs, t, s, logs):
     s[LEVEL] += size
     at = t.slot[given] if given >= 0 and s[LEVEL] > 0 else -1
     while s[LEVEL] > 0:
-        at = next_out(prog, d, at + 1, slot, costs.high)
+        at = next_out(plan, d, at + 1, slot, costs.high)
         if at < 0:
             return NEVER, why
-        given = prog[d, at]
+        given = plan.prog[d, at]
         freed = given & mask
-        s[LEVEL] -= costs.gives[O, freed >> costs.low, copied(freed, mode, costs, t)]
+        s[LEVEL] -= costs.gives[O, freed >> costs.low, copied(freed, plan, costs, t)]
         take(given, code, t, logs)
         if t.end[given] > time:
             time, why = t.end[given], given
@@ -90,7 +95,7 @@ def grant(prog, mode, code, d, slot, size, time, why, costs, t, s, logs):
 
 
 @step
-def offload(prog, length, mode, code, d, slot, how, costs, t, s):
+def offload(plan, code, d, slot, how, costs, t, s):
     """Run an O, whose costs stand in column `how` if it leaves keys and values behind; returns (end, cause),
     the end ``NEVER`` if its F has not ended."""
     unit = code & ((1 << costs.high) - 1)
@@ -100,7 +105,7 @@ def offload(prog, length, mode, code, d, slot, how, costs, t, s):
     if s[OUT] > time:
         time, why = s[OUT], s[OUT_OP]
     if costs.late > 0:
-        whole, last = copied(unit, mode, costs, t), last_forward(unit, costs)
+        whole, last = copied(unit, plan, costs, t), last_forward(unit, costs)
         takes_all = costs.gives[O, stage, how] < costs.gives[O, stage, whole]
         if takes_all and t.end[last] > time:
             time, why = t.end[last], last
@@ -109,17 +114,17 @@ def offload(prog, length, mode, code, d, slot, how, costs, t, s):
     s[OUT], s[OUT_OP] = finish, code
     if finish != t.end[code]:
         invalidate(unit | R << costs.high, d, slot, t)
-        mark_readers(prog, length, code, d, slot, costs, t)
+        mark_readers(plan, code, d, slot, costs, t)
     return finish, why
 
 
 @step
-def reload(prog, mode, code, d, slot, costs, t, s, logs):
+def reload(plan, code, d, slot, costs, t, s, logs):
     """Run an R; returns (end, cause), the end ``NEVER`` if memory can never be granted."""
     unit = code & ((1 << costs.high) - 1)
-    how = copied(unit, mode, costs, t)
+    how = copied(unit, plan, costs, t)
     time, why = _grant_reload(
-        prog, mode, code, d, slot, costs.takes[R, unit >> costs.low, how], costs, t, s, logs
+        plan, code, d, slot, costs.takes[R, unit >> costs.low, how], costs, t, s, logs
     )
     if time == NEVER:
         return NEVER, why
@@ -140,7 +145,7 @@ def reload(prog, mode, code, d, slot, costs, t, s, logs):
 
 
 @step
-def _grant_reload(prog, mode, code, d, slot, size, costs, t, s, logs):
+def _grant_reload(plan, code, d, slot, size, costs, t, s, logs):
     """Grant memory to an R at the start of the compute op before it, its anchor, or once enough has
     been released since; returns as `grant`."""
     mask, given, anchor = (1 << costs.high) - 1, s[GIVEN], s[ANCHOR_OP]
@@ -155,13 +160,13 @@ def _grant_reload(prog, mode, code, d, slot, size, costs, t, s, logs):
             time = max(base, t.end[anchor])
         at = t.slot[given] if given >= 0 else -1
         while need > 0:
-            at = next_out(prog, d, at + 1, slot, costs.high)
+            at = next_out(plan, d, at + 1, slot, costs.high)
             if at < 0:
                 short = True
                 break
-            last = prog[d, at]
+            last = plan.prog[d, at]
             freed = last & mask
-            need -= costs.gives[O, freed >> costs.low, copied(freed, mode, costs, t)]
+            need -= costs.gives[O, freed >> costs.low, copied(freed, plan, costs, t)]
             if t.end[last] > time:
                 time, why = t.end[last], last
         if use == 0:
@@ -174,13 +179,13 @@ def _grant_reload(prog, mode, code, d, slot, size, costs, t, s, logs):
     at, taken = t.slot[given] if given >= 0 else -1, given == best_given
     t.asker[code] = WIDE if short or furthest != best_given else -1
     while given != furthest:
-        at = next_out(prog, d, at + 1, slot, costs.high)
-        given = prog[d, at]
+        at = next_out(plan, d, at + 1, slot, costs.high)
+        given = plan.prog[d, at]
         if taken:
             _ask(given, code, t, logs)
         else:
             freed = given & mask
-            s[LEVEL] -= costs.gives[O, freed >> costs.low, copied(freed, mode, costs, t)]
+            s[LEVEL] -= costs.gives[O, freed >> costs.low, copied(freed, plan, costs, t)]
             take(given, code, t, logs)
             taken = given == best_given
     s[LEVEL] += size
@@ -197,3 +202,24 @@ def _ask(out, code, t, logs):
     if logs:
         log_op(out, t)
     t.asker[out] = WIDE if asker >= 0 and t.slot[asker] >= 0 and t.asker[asker] == WIDE else code
+
+
+@step
+def take(given, code, t, logs):
+    """Record that an op reuses the memory of an O."""
+    if t.taker[given] != code:
+        if logs:
+            log_op(given, t)
+        t.taker[given] = code
+
+
+@step
+def untake(plan, code, d, slot, given, costs, t, logs):
+    """Remove the records of O's behind `given` whose memory an op no longer reuses."""
+    at = t.slot[given] if given >= 0 else -1
+    at = next_out(plan, d, at + 1, slot, costs.high)
+    while at >= 0 and t.taker[plan.prog[d, at]] == code:
+        if logs:
+            log_op(plan.prog[d, at], t)
+        t.taker[plan.prog[d, at]] = -1
+        at = next_out(plan, d, at + 1, slot, costs.high)

@@ -15,7 +15,9 @@ import numpy as np
 from ...op_costs import treatments
 from ...op_table import KEEP, OpTable
 from ...ops import BW, B, C, F, O, W
+from ...profile import CostProfile
 from ...schedule import Levels, Schedule
+from ...schedule.fused import fuse
 from ..problem import Problem
 
 
@@ -38,8 +40,7 @@ class Costs(NamedTuple):
     gives: np.ndarray  # at its end
     asks: np.ndarray  # whether it is granted memory in program order
     work: np.ndarray  # (stages, columns) total compute time of a unit
-    modes: np.ndarray  # (stages, modes) the modes that a plan may use, padded with -1
-    many: np.ndarray  # (stages,) the number of these
+    many: np.ndarray  # (stages,) how many modes a plan may choose from; 1: there is no choice
     place: np.ndarray  # (stages,) the device of each stage
     limit: np.ndarray  # (devices,)
     static: np.ndarray  # (devices,)
@@ -51,9 +52,12 @@ class Costs(NamedTuple):
     first: np.ndarray  # (microbatches,) the first column of a slice
     last: np.ndarray  # (microbatches,) the last slice of the same sequence
     late: int  # distance of the columns of copies that leave keys and values behind and of those that do not; 0: the same
+    offloads: bool  # whether activations may be offloaded
+    per_stage: bool  # whether all activations of a stage are treated alike
+    copyable: bool  # one stage per device, all with the same treatments: a neighbour's program may be copied
     microbatches: int
-    low: int
-    high: int
+    low: int  # bit at which the stage begins in a code
+    high: int  # bit at which the kind begins
 
 
 def bits(problem: Problem) -> tuple[int, int]:
@@ -78,25 +82,36 @@ def make_costs(problem: Problem) -> Costs:
         return np.ascontiguousarray(doubled)
 
     durations = by_mode(table.duration_ns)
-    legal = np.full((stages, width), -1, np.int64)
-    many = np.zeros(stages, np.int64)
-    for stage, cost in enumerate(profile.stages):
-        known = 2 * (1 + 2 * len(cost.recompute))
-        legal[stage, :known] = np.arange(known)
-        many[stage] = known
+    modes = [_modes_of(profile, stage) for stage in range(stages)]
     limits = problem.limits or (2**55,) * profile.devices
+    levels = [[level.name for level in cost.recompute] for cost in profile.stages]
+    copyable = list(profile.placement) == list(range(profile.devices)) and all(
+        names == levels[0] and some == modes[0] for names, some in zip(levels, modes, strict=True)
+    )
     low, high = bits(problem)
     return Costs(
         durations=durations, takes=by_mode(table.allocated_bytes), gives=by_mode(table.released_bytes),
-        asks=by_mode(table.asks), work=durations[[F, B, W, C]].sum(axis=0), modes=legal, many=many,
+        asks=by_mode(table.asks), work=durations[[F, B, W, C]].sum(axis=0), many=np.array([len(some) for some in modes], np.int64),
         place=np.array(profile.placement, np.int64), limit=np.array(limits, np.int64),
         static=np.array(profile.static_bytes, np.int64),
         lag=profile.t_comm_ns, occupancy=profile.occupancy_ns, serial=profile.links == "serial",
         shared=profile.shares_copy_engine, sending=profile.sending_ns,
         first=profile.parts_of(shape) * width, last=shape.last_slice(np.arange(shape.units)),
         late=width * tables.asks.shape[1] if shape.slices > 1 else 0,
+        offloads=problem.may_offload, per_stage=problem.per_stage, copyable=copyable,
         microbatches=shape.units, low=low, high=high,
     )  # fmt: skip
+
+
+def _modes_of(profile: CostProfile, stage: int) -> range:
+    """Return the modes worth having for an activation: a backward in one op only where that is faster, activations
+    may be recomputed, or the stage does not split it."""
+    cost, duration_ns = profile.stages[stage], profile.op_table.duration_ns[:, stage, KEEP]
+    if cost.recompute:
+        return range(2 * (1 + 2 * len(cost.recompute)))
+    if not cost.splits:
+        return range(1, 2)
+    return range(2 if duration_ns[BW] < duration_ns[B] + duration_ns[W] else 1)
 
 
 def _side_by_side(tables: OpTable) -> OpTable:
@@ -107,28 +122,32 @@ def _side_by_side(tables: OpTable) -> OpTable:
 
 
 def pack(problem: Problem, schedule: Schedule) -> Plan:
-    """Encode a schedule as a plan; without a memory limit transfers are left out, as they could
-    only delay ops."""
-    shape = problem.shape
+    """Encode a schedule as a plan. A BW becomes a B and a W where it is not worth having; without a memory limit
+    transfers are left out, as they could only delay ops."""
+    shape, schedule = problem.shape, fuse(schedule, problem.profile)
     low, high = bits(problem)
     most = max(len(shape.stages_of(device)) for device in range(shape.devices))
     prog = np.full((shape.devices, 6 * shape.units * most + 2), -1, np.int64)
-    length = np.zeros(shape.devices, np.int64)
-    kinds, stages, microbatches = schedule.table.T.astype(np.int64)
-    codes = np.where(kinds == BW, B, kinds) << high | stages << low | microbatches
-    for device in range(shape.devices):
-        first, last = schedule.offsets[device : device + 2]
-        mine = codes[first:last]
-        if not problem.may_offload:
-            mine = mine[kinds[first:last] < O]
-        length[device] = len(mine)
-        prog[device, : len(mine)] = mine
-    mode = np.zeros(shape.stages << low, np.int64)
-    units = np.arange(shape.stages)[:, None] << low | np.arange(shape.units)
-    mode[units] = 2 * treatments(schedule, problem.profile)
+    kinds, stages, units = schedule.table.T.astype(np.int64)
     fused = kinds == BW
-    mode[stages[fused] << low | microbatches[fused]] += 1
-    return Plan(prog, length, mode)
+    split = [_modes_of(problem.profile, stage) == range(1) for stage in range(shape.stages)]
+    apart = fused & np.array(split)[stages]
+    # 1. the codes; a W follows the B of its BW
+    codes = np.repeat(np.where(fused, B, kinds) << high | stages << low | units, 1 + apart)
+    codes[np.flatnonzero(np.repeat(apart, 1 + apart))[1::2]] += (W - B) << high
+    kept = np.repeat(np.full(len(kinds), problem.may_offload) | (kinds < O), 1 + apart)
+    devices = np.repeat(schedule.devices, 1 + apart)[kept]
+    # 2. device by device
+    length = np.bincount(devices, minlength=shape.devices)
+    for device, mine in enumerate(np.split(codes[kept], np.cumsum(length)[:-1])):
+        prog[device, : len(mine)] = mine
+    # 3. the modes
+    mode = np.zeros(shape.stages << low, np.int64)
+    where = np.arange(shape.stages)[:, None] << low | np.arange(shape.units)
+    mode[where] = 2 * treatments(schedule, problem.profile)
+    whole = fused & ~apart
+    mode[stages[whole] << low | units[whole]] += 1
+    return Plan(prog, length.astype(np.int64), mode)
 
 
 def unpack(problem: Problem, plan: Plan, name: str = "search") -> Schedule:
