@@ -301,7 +301,7 @@ def _show_best(out: Out, found: Advice, best: Row) -> None:
     from ...outputs.show import held_text, labelled
 
     text = parts_text(found.parts(best))
-    labelled(out, "time of the best", text)
+    labelled(out, "shares of its iteration", text)
     layers = ", ".join(str(cost.layers or 0) for cost in best.profile.stages)
     labelled(out, "layers per stage", f"{layers} (embedding and head count as one each)")
     memory = best.trace.memory_parts

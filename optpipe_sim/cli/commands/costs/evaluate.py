@@ -248,8 +248,8 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
             time,
         ),
         ("  pipeline time", format_time(row.trace.cost_ns), None, None),
-        ("  bubble", f"{row.trace.bubble:.1%}", None, None),
-        ("  imbalance", f"{row.trace.imbalance:.1%}", None, None),
+        ("  bubble of it", f"{row.trace.bubble:.1%}", None, None),
+        ("  imbalance of it", f"{row.trace.imbalance:.1%}", None, None),
         (
             "tokens/s",
             f"{row.tokens_per_s:,.0f}",
@@ -279,7 +279,7 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
         table.add_row(name, predicted, measured or "-", f"{ratio:.3f}" if ratio else "")
     out.print(table)
     out.print()
-    labelled(out, "time", parts_text(found.advice.parts(row)))
+    labelled(out, "shares of the iteration", parts_text(found.advice.parts(row)))
     memory = row.trace.memory_parts
     if memory is not None:
         top = max(range(len(memory)), key=lambda device: row.trace.peak_bytes[device])
