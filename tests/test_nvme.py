@@ -156,7 +156,7 @@ def levels_by_tick(trace: Trace) -> list[list[int]]:
     return found
 
 
-@given(cases(levels=True, slices=True))
+@given(cases(levels=True, slices=True, differ=True))
 @settings(max_examples=40, deadline=None)
 def test_drives_that_write_behind_empty_the_buffer_in_turn(
     case: tuple[CostProfile, Schedule],

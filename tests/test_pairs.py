@@ -120,7 +120,7 @@ def test_combined_1f1b_warms_up_with_one_more_forward() -> None:
     assert peaks[0] == peaks[1] + 5  # one activation of a chunk more
 
 
-@given(case=cases(levels=True, slices=True))
+@given(case=cases(levels=True, slices=True, differ=True, pairs=True))
 def test_bounds_with_pairs_hold(case) -> None:
     profile, schedule = case
     trace = simulate(schedule, profile, enforce=False)

@@ -62,7 +62,7 @@ def test_ops_name_a_slice_that_there_is(op: str, problem: str) -> None:
 
 
 @settings(max_examples=60)
-@given(cases(levels=True, slices=True))
+@given(cases(levels=True, slices=True, differ=True, pairs=True))
 def test_files_read_back_what_was_written(case: tuple[CostProfile, Schedule]) -> None:
     profile, schedule = case
     assert load_profile(profile_to_json(profile)) == profile
@@ -179,7 +179,7 @@ def test_chunks_of_a_device_take_slices_in_any_order() -> None:
 
 
 @settings(max_examples=80)
-@given(cases(levels=True, slices=True))
+@given(cases(levels=True, slices=True, differ=True, pairs=True))
 def test_no_schedule_stays_below_the_least_limits(case: tuple[CostProfile, Schedule]) -> None:
     profile, schedule = case
     peaks = simulate(schedule, profile, enforce=False).peak_bytes
@@ -188,7 +188,7 @@ def test_no_schedule_stays_below_the_least_limits(case: tuple[CostProfile, Sched
 
 
 @settings(max_examples=80)
-@given(cases(levels=True, slices=True), st.sampled_from(("flush", "span")))
+@given(cases(levels=True, slices=True, differ=True, pairs=True), st.sampled_from(("flush", "span")))
 def test_no_replay_beats_the_bound(case: tuple[CostProfile, Schedule], objective: str) -> None:
     profile, schedule = case
     assume(profile.slices > 1)

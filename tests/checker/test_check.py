@@ -160,7 +160,7 @@ def test_host_limit() -> None:
     assert second.startswith("device 1: O1.1 raises the pinned memory of node 1 to 100 B")
 
 
-@given(case=cases(levels=True, slices=True))
+@given(case=cases(levels=True, slices=True, differ=True, pairs=True))
 def test_plain_replay_equals_engine_and_both_find_the_same_stuck(
     case: tuple[CostProfile, Schedule],
 ) -> None:

@@ -184,7 +184,10 @@ def test_traces_of_what_is_no_schedule() -> None:
     assert any("raises memory" in p for p in check_trace(replace(loose, memory_limit=(100, 100))))
 
 
-@given(case=cases(max_devices=3, max_chunks=2, levels=True, slices=True), data=st.data())
+@given(
+    case=cases(max_devices=3, max_chunks=2, levels=True, slices=True, differ=True, pairs=True),
+    data=st.data(),
+)
 @settings(max_examples=40, deadline=None)
 def test_any_op_moved_earlier_is_caught(
     case: tuple[CostProfile, Schedule], data: st.DataObject

@@ -40,7 +40,7 @@ def limited_cases(
     draw: st.DrawFn, slices: bool = True
 ) -> tuple[CostProfile, Schedule, tuple[int, ...]]:
     """A profile, a schedule and limits between the least and what the schedule takes without."""
-    profile, schedule = draw(cases(levels=True, slices=slices))
+    profile, schedule = draw(cases(levels=True, slices=slices, differ=True, pairs=True))
     return (
         profile,
         schedule,

@@ -32,16 +32,20 @@ def run(
     return {**measures(trace), "reason": reason}
 
 
+_RARE = ("iteration_interval_ns", "memory_parts", "tokens_per_s", "flops_per_s")
+
+
 def measures(trace: Trace) -> Row:
     """Return the columns of a replay: `Trace.measures` with a column for each cause of idle time and the
     peak of the fullest device."""
     found = trace.measures()
     idle, peaks = found.pop("idle_ns"), found.pop("peak_bytes")
-    interval = found.pop("iteration_interval_ns")
+    # what few profiles and executions know has a column only where they do
+    more = {key: value for key in _RARE if (value := found.pop(key)) is not None}
     return {
         "fits": found.pop("fits"),
-        **({} if interval is None else {"iteration_interval_ns": interval}),
         **found,
+        **more,
         "chunks": trace.schedule.shape.chunks,
         "peak_bytes": peaks and max(peaks),
         "peak_bytes_per_device": peaks,

@@ -344,11 +344,14 @@ def link_orders(
 
 
 @st.composite
-def cases(draw: st.DrawFn, **options: Any) -> tuple[CostProfile, Schedule]:
-    """A profile and a schedule for it; options as for `profiles`. With `levels` microbatches may differ."""
+def cases(
+    draw: st.DrawFn, *, differ: bool = False, pairs: bool = False, **options: Any
+) -> tuple[CostProfile, Schedule]:
+    """A profile and a schedule for it; options as for `profiles`. `differ`: microbatches may; `pairs`: some F's and backwards
+    may be one op."""
     profile = draw(profiles(**options))
-    schedule = draw(schedules(profile, pairs=bool(options.get("levels"))))
-    if options.get("levels"):
+    schedule = draw(schedules(profile, pairs=pairs))
+    if differ:
         profile = differing(profile, schedule.shape.microbatches, Random(draw(SEEDS)))
     return profile, schedule
 

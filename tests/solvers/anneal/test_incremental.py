@@ -128,7 +128,7 @@ class Walk:
 def walks(draw: st.DrawFn) -> Walk:
     """A walk from a lowered schedule that fits; copies over links of their own, with levels and slices, or plain."""
     more = draw(st.booleans())
-    profile, schedule = draw(cases(levels=more, slices=more))
+    profile, schedule = draw(cases(levels=more, slices=more, differ=more))
     profile, _ = that_fits(profile, schedule)
     profile = profile.for_shape(schedule.shape)
     try:

@@ -36,7 +36,7 @@ from optpipe_sim.solvers.treatments import require_alike
 def problems(draw: st.DrawFn) -> tuple[Problem, Schedule]:
     """A random problem, no links shared and host memory ample, and a lowered schedule that fits its
     limits."""
-    profile, schedule = draw(cases(levels=True, slices=True))
+    profile, schedule = draw(cases(levels=True, slices=True, differ=True))
     objective = draw(st.sampled_from(("flush", "span")))
     profile, _ = that_fits(profile, schedule, objective)
     profile = profile.for_shape(schedule.shape)
