@@ -46,6 +46,14 @@ def test_compare_where_nothing_fits(path: str, capsys: pytest.CaptureFixture[str
     status, said = lines(capsys, *words, "--memory-limit", "6GiB")
     assert status == 1
     assert said[0].startswith("Nothing fits. 1f1b does not fit: 8 GiB on device 0, 2 GiB above")
+    assert "would fit" in said[1]
+    assert "a limit of 8GiB; 1f1b:recompute=full: 200 ms" in said[1]
+    # of one schedule alone the line is no longer
+    one = lines(capsys, *words[:5], "1f1b", "--treatments", "keep", "--memory-limit", "6GiB")[1]
+    assert (
+        one[0]
+        == "Nothing fits. 1f1b does not fit: 8 GiB on device 0, 2 GiB above the limit of 6 GiB"
+    )
 
 
 def test_evaluate(capsys: pytest.CaptureFixture[str]) -> None:

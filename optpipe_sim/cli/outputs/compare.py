@@ -61,7 +61,11 @@ def show_comparison(
     _verdict(out, result)
     if result.rows and not result.rows[0].trace.fits and not result.interrupted:
         least = min(result.rows, key=lambda row: max(row.trace.peak_bytes))
-        line(out, "would fit", "; ".join(remedies(None, least.trace, profile)))
+        line(
+            out,
+            "would fit",
+            "; ".join(remedies(least.plain or least.schedule, least.trace, profile)),
+        )
     out.print()
     out.print(Text("Schedules", "bold"), "on", headline(profile, arguments.microbatches))
     out.print()
@@ -114,8 +118,10 @@ def _verdict(out: Out, result: Comparison) -> None:
         same = len({row.reason for row in result.rows}) == 1
         least = min(result.rows, key=lambda row: max(row.trace.peak_bytes))
         told = verdict(least.schedule, least.trace).plain
-        known = best.reason or ""  # for all alike where no schedule works below a limit
-        text.append(f"{told}; {known.removeprefix('does not fit: ')}" if same else told, "default")
+        # for all alike where no schedule works below a limit; what one schedule exceeds is told
+        known = (best.reason or "").removeprefix("does not fit: ")
+        more = same and "least limit" in known
+        text.append(f"{told}; {known}" if more else told, "default")
     out.print(text, soft_wrap=not sys.stdout.isatty())
 
 
