@@ -112,6 +112,7 @@ tables: $(RUN)
 	$(BIN)/optpipe-sim figures zb_tables
 
 claims: $(RUN)
+	$(BIN)/python results/claims/provenance.py
 	$(BIN)/python -m optpipe_sim.study.claims
 
 figures: $(RUN)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from optpipe_sim.study.claims import Tables, span
+from optpipe_sim.study.claims import Tables, open_tables, span
 
 UNKNOWN = "not recorded"
 
@@ -48,3 +48,22 @@ def _seeds(seeds: list[int]) -> str:
     if not seeds:
         return "nothing drawn at random"
     return f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+
+
+def rewritten(page: str, tables: Tables) -> str:
+    """Return the page with the line *Made* of each table as its manifest has it now."""
+    lines, name = page.split("\n"), ""
+    for at, line in enumerate(lines):
+        found = re.search(r"sweep experiments/(\w+)", line) or re.match(
+            r"- \*\*\[(zb_tables)\]", line
+        )
+        name = found[1] if found else name
+        if line.strip().startswith("*Made ") and name:
+            indent = line[: len(line) - len(line.lstrip())]
+            lines[at] = indent + sentence(tables(f"{name}.manifest")[0], tables(name))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":  # after a table was made again: python results/claims/provenance.py
+    PAGE = Path(__file__).parents[1] / "README.md"
+    PAGE.write_text(rewritten(PAGE.read_text(), open_tables(PAGE.parent)))
