@@ -56,6 +56,7 @@ class Ranks:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
         self._folder = Path(tempfile.mkdtemp(prefix="optpipe-ranks-"))
+        self._said = [0] * count  # bytes in the log of each rank when its job began
         self._finalizer = weakref.finalize(self, _end, self._processes, self._folder)
 
     def __enter__(self) -> Ranks:
@@ -85,6 +86,8 @@ class Ranks:
             raise OptPipeError(f"the schedule is for {devices} devices, not {self.count} ranks")
         if not self._processes:
             self._start()
+        # what earlier jobs made a rank say is not what this one dies of
+        self._said = [self._log(rank).stat().st_size for rank in range(self.count)]
         try:
             for rank, pipe in enumerate(self._pipes):
                 self._tell(rank, pipe, task)
@@ -98,6 +101,10 @@ class Ranks:
         self._halt()
         self._finalizer()
 
+    def _log(self, rank: int) -> Path:
+        """The file of what a rank says."""
+        return self._folder / f"{rank}.log"
+
     def _start(self) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -106,7 +113,7 @@ class Ranks:
         for rank in range(self.count):
             ours, theirs = Pipe()
             words = (os.getpid(), rank, self.count, port, theirs.fileno(), self._folder / "ops")
-            with (self._folder / f"{rank}.log").open("wb") as log:
+            with self._log(rank).open("wb") as log:
                 process = start_python(
                     "optpipe_sim.runtime.execute.serve",
                     words,
@@ -155,7 +162,7 @@ class Ranks:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
         how = how_it_ended(process.returncode)
-        word = last_line(self._folder / f"{rank}.log")
+        word = last_line(self._log(rank), self._said[rank])
         with (self._folder / "ops").open("rb") as file:
             row = struct.unpack_from("q", file.read(), 8 * rank)[0]
         last = "before its first op" if row == _NONE else f"its last op was {schedule.op(row)}"
