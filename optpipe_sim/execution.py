@@ -79,10 +79,6 @@ class Execution:
         return Issue()
 
     @property
-    def is_ideal(self) -> bool:
-        return all(issue == Issue() for issue in self.families.values())
-
-    @property
     def notes(self) -> dict[str, Any]:
         """What a trace says of it."""
         return {"name": self.name, "common": self.common, "between": self.between}

@@ -7,7 +7,7 @@ Where sequences are cut into slices, ``F3.7/2`` is that of slice 2 of the microb
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -78,6 +78,11 @@ class Pair(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.forward}+{self.backward}"
+
+
+def flattened(program: Iterable[Op | Pair]) -> list[Op]:
+    """Return the ops of a program, those of pairs one by one."""
+    return [op for one in program for op in (one if isinstance(one, Pair) else (one,))]
 
 
 _NOTATION = re.compile(r"(BW|[FBWCOR])([0-9]{1,18})\.([0-9]{1,18})(?:/([0-9]{1,18}))?")  # int64

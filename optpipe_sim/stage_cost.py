@@ -209,12 +209,17 @@ def without_overhead(cost: StageCost) -> StageCost:
     return with_overhead(cost, -cost.overhead_ns // max(1, len(cost.slices)))
 
 
-def for_factors(cost: StageCost, time: Fraction, size: Fraction) -> StageCost:
-    """Return what a stage of whole sequences, or a slice, costs on a microbatch that differs: the times of compute ops multiplied by `time`
-    (but for the overhead in them), sizes and the times of copies by `size`, each product rounded half up.
+def multiplied(
+    cost: StageCost, time: Fraction, copies: Fraction, size: Fraction, least_ns: int = 0
+) -> StageCost:
+    """Return a stage of whole sequences, or a slice, with the times of compute ops multiplied by `time` (but for the overhead in
+    them), those of copies by `copies`, and what a microbatch holds by `size`, each product rounded half up.
+
+    Args:
+        least_ns: what is left at least of ops that may not take no time.
 
     Raises:
-        ProfileError: for a factor that leaves an op no time.
+        ProfileError: for a factor that leaves such an op less than 1 ns.
     """
     bare = without_overhead(cost)
     levels = [
@@ -228,10 +233,11 @@ def for_factors(cost: StageCost, time: Fraction, size: Fraction) -> StageCost:
         for level in bare.recompute
     ]
     changed: dict[str, Any] = {"recompute": tuple(levels)}
-    for key in _OF_WORK:
-        changed[key] = _product(getattr(bare, key), time)
-    for key in _OF_SIZE:
-        changed[key] = _product(getattr(bare, key), size)
+    for keys, factor in ((_OF_WORK, time), (_OF_COPIES, copies), (_OF_SIZE, size)):
+        for key in keys:
+            product = _product(getattr(bare, key), factor)
+            shortest = least_ns if key in _POSITIVE else 0
+            changed[key] = None if product is None else max(shortest, product)
     return with_overhead(replace(bare, **changed), cost.overhead_ns)
 
 
@@ -240,7 +246,8 @@ def _product(value: int | None, factor: Fraction) -> int | None:
 
 
 _OF_WORK = ("t_f_ns", "t_b_ns", "t_w_ns", "t_bw_ns")
-_OF_SIZE = ("act_bytes", "w_bytes", "offload_bytes", "kv_bytes", "t_offload_ns", "t_reload_ns")
+_OF_COPIES = ("t_offload_ns", "t_reload_ns")
+_OF_SIZE = ("act_bytes", "w_bytes", "offload_bytes", "kv_bytes")
 _POSITIVE = ("t_f_ns", "t_b_ns", "t_bw_ns", "layers")
 AMOUNTS = tuple(
     entry.name

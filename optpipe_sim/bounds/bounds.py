@@ -52,7 +52,7 @@ class Bound(NamedTuple):
 def lower_bound(
     profile: CostProfile,
     microbatches: int,
-    objective: str | None = "flush",
+    objective: str | None = None,
     memory_limit: int | Sequence[int] | None = None,
     pairs: bool = False,
 ) -> Bound:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..errors import InvalidSchedule
 from ..files import read_text, write_text
-from ..ops import BW, B, F, Op, Pair, W
+from ..ops import BW, B, F, Op, Pair, W, flattened
 from ..schedule import Schedule, Shape
 from .losses import leave_out
 
@@ -84,10 +84,7 @@ def from_torch_csv(text: str, source: str = "torch csv") -> Schedule:
         [op for cell in row for op in _ops(cell.strip(), f"{source}: rank {rank}")]
         for rank, row in enumerate(rows)
     ]
-    programs = [
-        [op for one in program for op in (one if isinstance(one, Pair) else (one,))]
-        for program in entries
-    ]
+    programs = [flattened(program) for program in entries]
     ranks: dict[int, int] = {}
     for rank, program in enumerate(programs):
         for op in program:

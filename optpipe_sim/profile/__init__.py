@@ -20,9 +20,8 @@ from ..op_table import KEEP, OpTable, make_part_tables, make_table
 from ..schedule.shape import Shape, expand_placement
 from ..stage_cost import (
     MAX_TIME_NS,
-    RecomputeLevel,
     StageCost,
-    for_factors,
+    multiplied,
     with_overhead,
     without_overhead,
 )
@@ -42,7 +41,7 @@ from .items import Item
 from .offload import Nvme as Nvme
 from .offload import Offload as Offload
 from .offload import check_offload
-from .parts import change, check_slices, cut_sequence, deal, join, regroup
+from .parts import change, check_slices, cut_sequence, deal, regroup
 
 MAX_FACTOR = 10**6  # of a microbatch that differs
 
@@ -244,15 +243,9 @@ class CostProfile:
         """
         if time == size == 1:
             return self.stages
-
-        def scaled(cost: StageCost) -> StageCost:
-            if not cost.slices:
-                return for_factors(cost, time, size)
-            parts = [for_factors(part, time, size) for part in cost.slices]
-            return join(parts, cost.static_bytes, cost.layers)
-
+        by = partial(multiplied, time=time, copies=size, size=size)
         try:
-            return tuple(map(scaled, self.stages))
+            return tuple(change(cost, by) for cost in self.stages)
         except ProfileError as error:
             raise ProfileError(
                 f"microbatch_time: a microbatch of {float(time):g}: {error}"
@@ -449,8 +442,6 @@ class CostProfile:
         issue = self.issue(splits)
 
         def later(cost: StageCost) -> StageCost:
-            if cost.slices:
-                return join([later(part) for part in cost.slices], cost.static_bytes, cost.layers)
             if cost.splits and issue.split != 1:
                 own, again = cost.overhead_ns, issue.split
                 cost = replace(
@@ -465,7 +456,7 @@ class CostProfile:
         extra = {"occupancy_ns" if links != "latency" else "latency_ns": issue.message_ns}
         return replace(
             self,
-            stages=tuple(map(later, self.stages)),
+            stages=tuple(change(cost, later) for cost in self.stages),
             links=links,
             **{key: getattr(self, key) + value for key, value in extra.items()},
             execution=IDEAL,
@@ -616,39 +607,9 @@ class CostProfile:
         self, compute: float = 1, comm: float = 1, copy: float = 1, memory: float = 1
     ) -> CostProfile:
         """Multiply the times of compute (but for the overhead in them), messages and copies, and the activation memory."""
-
-        def times(value: int | None, factor: float, least: int = 0) -> int | None:
-            return None if value is None else max(least, round_half_up(value * exact(factor)))
-
-        def level(old: RecomputeLevel) -> RecomputeLevel:
-            return replace(
-                old,
-                t_ns=times(old.t_ns, compute) or 0,
-                keep_bytes=times(old.keep_bytes, memory) or 0,
-                work_bytes=times(old.work_bytes, memory),
-                b_work_bytes=times(old.b_work_bytes, memory),
-            )
-
-        def scaled(_: int, given: StageCost) -> StageCost:
-            cost = without_overhead(given)
-            changed: dict[str, Any] = {"recompute": tuple(map(level, cost.recompute))}
-            for key, factor, least in (
-                ("t_f_ns", compute, 1),
-                ("t_b_ns", compute, 1),
-                ("t_w_ns", compute, 0),
-                ("t_bw_ns", compute, 1),
-                ("t_offload_ns", copy, 0),
-                ("t_reload_ns", copy, 0),
-                ("act_bytes", memory, 0),
-                ("w_bytes", memory, 0),
-                ("offload_bytes", memory, 0),
-                ("kv_bytes", memory, 0),
-            ):
-                changed[key] = times(getattr(cost, key), factor, least)
-            return with_overhead(replace(cost, **changed), given.overhead_ns)
-
+        time, copies, size = exact(compute), exact(copy), exact(memory)
         return replace(
-            self.map_stages(scaled),
+            self.map_stages(lambda _, cost: multiplied(cost, time, copies, size, least_ns=1)),
             latency_ns=round_half_up(self.latency_ns * exact(comm)),
             occupancy_ns=round_half_up(self.occupancy_ns * exact(comm)),
         )

@@ -27,6 +27,7 @@ from ..ops import (
     R,
     SliceOp,
     W,
+    flattened,
     parse_entry,
     parse_op,
 )
@@ -72,7 +73,7 @@ class Schedule:
                 f"programs: {len(programs)} programs for {shape.devices} devices; give one per device"
             )
         entries = [list(map(_as_entry, program)) for program in programs]
-        rows = [_flat(program) for program in entries]
+        rows = [flattened(program) for program in entries]
         pairs = [_pairs(program) for program in entries]
         self.paired: np.ndarray = np.array([one for program in pairs for one in program], bool)
         self.shape = shape
@@ -419,11 +420,6 @@ class Schedule:
             else:
                 raise InvalidSchedule(f"{line[:40]!r}: expected 'DEVICE: OP OP ...'")
         return cls(shape, programs, links, recompute=recompute)
-
-
-def _flat(program: Iterable[Op | Pair]) -> list[Op]:
-    """Return the ops of a program, those of pairs one by one."""
-    return [op for one in program for op in (one if isinstance(one, Pair) else (one,))]
 
 
 def _pairs(program: Iterable[Op | Pair]) -> list[bool]:

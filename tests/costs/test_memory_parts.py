@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from cli_cases import LLAMA
 
 from optpipe_sim import build, estimate, load_profile, save_profile, simulate
 from optpipe_sim.cli import main
@@ -71,21 +72,7 @@ def test_throughput_is_that_of_the_iteration() -> None:
 
 
 def test_the_answers_have_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = [
-        "evaluate",
-        "--model",
-        "llama2-7b",
-        "--machine",
-        "h100",
-        "--gpus",
-        "8",
-        "--seq",
-        "4096",
-        "-m",
-        "8",
-        "--pp",
-        "4",
-    ]
+    run = ["evaluate", *LLAMA]
     assert main([*run, "--save-profile", str(tmp_path / "p.yaml"), "--json"]) == 0
     today = json.loads(capsys.readouterr().out)
     # 8 layers of 202,383,360 weights and the embedding's 32,000 x 4,096

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cli_cases import LLAMA
 
 from optpipe_sim import build, load_profile, save_profile, simulate
 from optpipe_sim.cli import main
@@ -48,20 +49,7 @@ def test_every_command_gives_the_same_time(
         assert main([*words, "--json"]) == 0
         return dict(json.loads(capsys.readouterr().out))
 
-    run = [
-        "--model",
-        "llama2-7b",
-        "--machine",
-        "h100",
-        "--gpus",
-        "8",
-        "--seq",
-        "4096",
-        "-m",
-        "8",
-        "--pp",
-        "4",
-    ]
+    run = LLAMA
     today = answer("evaluate", *run, "--save-profile", profile, "--save", schedule)
     again = answer("simulate", profile, "--schedule", schedule)
     (row,) = answer("compare", profile, "-m", "8", "--schedules", "1f1b")["rows"]  # type: ignore[misc]

@@ -188,15 +188,19 @@ def times(out: Out, trace: Trace, more: Text | None = None) -> None:
 def memory(out: Out, trace: Trace) -> None:
     """Print the peak of the fullest device and, where it is known, what that is made of."""
     line(out, "peak memory", peak_text(trace))
+    fullest = fullest_text(trace)
+    if fullest is not None:
+        device, text = fullest
+        line(out, f"  of device {device}", text)
+
+
+def fullest_text(trace: Trace) -> tuple[int, str] | None:
+    """Return the fullest device and what its peak is made of; None where that is not known."""
     parts = trace.memory_parts
-    if parts is not None:
-        top = max(range(len(parts)), key=lambda device: trace.peak_bytes[device])
-        line(out, f"  of device {top}", held_text(parts[top]))
-
-
-def held_text(parts: Mapping[str, int]) -> str:
-    """Format what a peak is made of."""
-    return ", ".join(f"{name} {format_size(size)}" for name, size in parts.items())
+    if parts is None:
+        return None
+    top = max(range(len(parts)), key=lambda device: trace.peak_bytes[device])
+    return top, ", ".join(f"{name} {format_size(size)}" for name, size in parts[top].items())
 
 
 def peak_text(trace: Trace) -> str:

@@ -287,7 +287,7 @@ def evaluate(
     )
     profile = question.limited(profile)
     trace = replayed_freely(profile, microbatches, name)
-    bound = iteration_ns(profile, lower_bound(profile, microbatches, None).ns)
+    bound = iteration_ns(profile, lower_bound(profile, microbatches).ns)
     row = Row(choice, name, profile, trace, bound, question.global_batch * seq)
     advice = Advice(question, (row,), 1, 0, {}, 0, None, 0.0, (), calibration)
     return _beside(advice, measured_ns, measured_bytes)

@@ -292,9 +292,7 @@ class Search:
             self.left.append(one.bound)
             return
         self.report(f"planning, {self._so_far()}", at, number)
-        tight = iteration_ns(
-            one.profile, lower_bound(one.profile, one.choice.microbatches, None).ns
-        )
+        tight = iteration_ns(one.profile, lower_bound(one.profile, one.choice.microbatches).ns)
         for name in planned:
             if self._spent(SHARES[1]):
                 self.left.append(tight)
@@ -316,7 +314,7 @@ class Search:
                 continue  # one device has nothing to order
             free = self._free(row)
             m = free.choice.microbatches
-            tight = iteration_ns(free.profile, lower_bound(free.profile, m, None).ns)
+            tight = iteration_ns(free.profile, lower_bound(free.profile, m).ns)
             if tight * (1 + self.tolerance) >= row.iteration_ns:
                 continue
             seconds = left * FIRST if at < len(rows) - 1 else left

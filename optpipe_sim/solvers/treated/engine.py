@@ -144,7 +144,7 @@ def run(
     chosen = _promising(chosen, bound_ns)
     first, step = part
     mine = range(first % max(1, len(chosen)), len(chosen), step)
-    # plain annealing knows microbatches that are alike
+    # where microbatches differ, plain problems have their costs only nearly
     for at in () if brief or not problem.profile.alike else mine:
         entry, share = chosen[at], seconds / MOST
         until = time.monotonic() + share * (GREEDY + PLAIN)

@@ -17,3 +17,19 @@ MEASURES = {
     "offloaded",
     "fits",
 }
+
+# a run of 8 GPUs, for evaluate
+LLAMA = [
+    "--model",
+    "llama2-7b",
+    "--machine",
+    "h100",
+    "--gpus",
+    "8",
+    "--seq",
+    "4096",
+    "-m",
+    "8",
+    "--pp",
+    "4",
+]

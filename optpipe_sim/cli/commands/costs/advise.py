@@ -298,16 +298,15 @@ def _show_best(out: Out, found: Advice, best: Row) -> None:
     from rich.text import Text
 
     from ....units import format_size
-    from ...outputs.show import held_text, labelled
+    from ...outputs.show import fullest_text, labelled
 
     text = parts_text(found.parts(best))
     labelled(out, "shares of its iteration", text)
     layers = ", ".join(str(cost.layers or 0) for cost in best.profile.stages)
     labelled(out, "layers per stage", f"{layers} (embedding and head count as one each)")
-    memory = best.trace.memory_parts
-    if memory is not None:
-        top = max(range(len(memory)), key=lambda device: best.trace.peak_bytes[device])
-        labelled(out, f"memory of rank {top}, the fullest", held_text(memory[top]))
+    fullest = fullest_text(best.trace)
+    if fullest is not None:
+        labelled(out, f"memory of rank {fullest[0]}, the fullest", fullest[1])
     text = f"MFU: {MFU_COUNTS}; with every score {best.mfu:.1%} for the best"
     out.print(Text(text, "dim"), soft_wrap=True)
     sure = found.basis

@@ -220,7 +220,7 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
     from rich.text import Text
 
     from ....units import format_size, format_time
-    from ...outputs.show import held_text, labelled, line, plain_table, warn
+    from ...outputs.show import fullest_text, labelled, line, plain_table, warn
     from ...outputs.verdict import remedies, verdict
     from .advise import MFU_COUNTS, parts_text
 
@@ -280,10 +280,9 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
     out.print(table)
     out.print()
     labelled(out, "shares of the iteration", parts_text(found.advice.parts(row)))
-    memory = row.trace.memory_parts
-    if memory is not None:
-        top = max(range(len(memory)), key=lambda device: row.trace.peak_bytes[device])
-        labelled(out, f"memory of rank {top}, the fullest", held_text(memory[top]))
+    fullest = fullest_text(row.trace)
+    if fullest is not None:
+        labelled(out, f"memory of rank {fullest[0]}, the fullest", fullest[1])
     text = f"MFU: {MFU_COUNTS}; TFLOP/s as Megatron-LM logs them, with every score"
     out.print(Text(text, "dim"), soft_wrap=True)
     sure = found.advice.basis
