@@ -1,189 +1,221 @@
 """Programs that grow op by op, with the clock and the memory of each device; the basis of the
-automatic zero-bubble schedules.
+automatic zero-bubble schedules. Compiled: `zb_v`, `zb_auto` and `v_shape` say in which order ops come.
 
 Ops are appended in an order in which their inputs are known, so the times equal those of the replay
 (with latency links). All compute ops share one stream, so memory depends on the order alone: a
-limit that holds here holds with any durations.
+limit that holds here holds with any durations. The ops of a kind run in the order of the microbatches on each
+stage, so that a program needs the kind and the stage of its ops only.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 
+from ..codes import B, F, W
+from ..compiled import part, step
 from ..errors import OutOfMemory
-from ..ops import B, F, OpKind, W
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..units import Size, as_limit, format_size, size_above
 
-_F, _B, _W = int(F), int(B), int(W)
+# What to do with a wait that is too short for another whole W: leave it idle, append a W if the device
+# cannot afford to idle, or always append one. A W here delays the next op.
+NEVER, PAST_SLACK, ALWAYS = range(3)
+
+# Rows of `Grown.device`: the end of its last op (ns); bytes held; idle time since its first op (ns); whether
+# it has begun, and when (ns); its limit and what it holds in any case (bytes); ops so far; W's that have
+# become possible, those that have run, and the bytes of those that have not.
+FREE, HELD, IDLE, BEGUN, FIRST, LIMIT, STATIC, LENGTH, POSSIBLE, RUN, PENDING, DEVICE_ROWS = range(
+    12
+)
+# Rows of `Grown.stage`: its device; bytes of an activation and of its W; latency of the edge to the next stage.
+HOME, ACT, WEIGHT, LATENCY, STAGE_ROWS = range(5)
+# Entries of `Grown.state`: the most that any device idles, and what some device will idle in any case (ns).
+MOST_IDLE, EXPECTED_IDLE, ENTRIES = range(3)
 
 
-class LastW(IntEnum):
-    """What to do with a wait that is too short for another whole W: leave it idle, append a W if
-    the device cannot afford to idle, or always append one. A W here delays the next op."""
+class Grown(NamedTuple):
+    """A schedule under construction; p devices, S stages, m microbatches."""
 
-    NEVER = 0
-    PAST_SLACK = 1
-    ALWAYS = 2
+    device: np.ndarray  # (DEVICE_ROWS, p)
+    stage: np.ndarray  # (STAGE_ROWS, S)
+    duration: np.ndarray  # (3, S) of F, B and W, in ns
+    done: np.ndarray  # (2, S) how many microbatches have an F, a B
+    ends: np.ndarray  # (2, S, m) when these end, in ns
+    program: np.ndarray  # (p, ops) kind * S + stage
+    waiting: (
+        np.ndarray
+    )  # (p, S / p * m) the stages of the W's of a device, in the order of their B's
+    chosen: np.ndarray  # (p,) what each device has chosen in a round; its meaning is its user's
+    state: np.ndarray  # (ENTRIES,)
 
 
-class Growing:
-    """A schedule under construction.
+def begin(
+    costs: CostProfile, microbatches: int, limits: Sequence[int], expected_idle: int = 0
+) -> Grown:
+    """Return an empty schedule.
 
     Args:
         costs: with the schedule's chunks and placement.
         microbatches: m.
-        limits: bytes per device; only `room` and `make_room` check them. expected_idle: the idle
-            time (ns) that some device will have in any case.
-
-    Attributes, per device: `free_at` (ns, end of its last op), `held` (bytes), `idle` (ns, since
-    its first op), `pending` (the (stage, microbatch) with a B but no W yet). `ends` by kind (F, B)
-    and stage: the end of each op so far. `most_idle`: the largest of `idle`.
+        limits: bytes per device; only `room` and `make_room` check them.
+        expected_idle: the idle time (ns) that some device will have in any case.
     """
+    p, stages = costs.devices, len(costs.stages)
+    device = np.zeros((DEVICE_ROWS, p), np.int64)
+    device[HELD] = device[STATIC] = costs.static_bytes
+    device[LIMIT] = limits
+    stage = np.zeros((STAGE_ROWS, stages), np.int64)
+    stage[HOME] = costs.placement
+    stage[ACT] = [cost.act_bytes for cost in costs.stages]
+    stage[WEIGHT] = [cost.w_bytes for cost in costs.stages]
+    stage[LATENCY, :-1] = np.where(np.diff(stage[HOME]), costs.t_comm_ns, 0)
+    state = np.array([0, expected_idle], np.int64)
+    own = stages // p * microbatches
+    return Grown(
+        device=device,
+        stage=stage,
+        duration=costs.durations_ns[[F, B, W]],
+        done=np.zeros((2, stages), np.int64),
+        ends=np.zeros((2, stages, microbatches), np.int64),
+        program=np.zeros((p, 3 * own), np.int32),
+        waiting=np.zeros((p, own), np.int32),
+        chosen=np.zeros(p, np.int64),
+        state=state,
+    )
 
-    def __init__(
-        self,
-        costs: CostProfile,
-        microbatches: int,
-        limits: Sequence[int],
-        expected_idle: int = 0,
-    ) -> None:
-        self.costs, self.microbatches, self.limits = costs, microbatches, limits
-        self.devices, self.stages = costs.devices, len(costs.stages)
-        self.home = costs.placement
-        self.free_at = [0] * self.devices
-        self.held = list(costs.static_bytes)
-        self.idle = [0] * self.devices
-        self.most_idle = 0
-        self.expected_idle = expected_idle
-        # plain (kind, stage, microbatch), as most of these programs are discarded
-        self.programs: list[list[tuple[int, int, int]]] = [[] for _ in range(self.devices)]
-        self.pending: list[deque[tuple[int, int]]] = [deque() for _ in range(self.devices)]
-        self.ends: list[list[list[int]]] = [[[] for _ in range(self.stages)] for _ in (F, B)]
-        self.first_start: list[int | None] = [None] * self.devices
-        self._act = [cost.act_bytes for cost in costs.stages]
-        self._w = [cost.w_bytes for cost in costs.stages]
-        self._duration_ns = costs.durations_ns[[F, B]].tolist()
-        self._w_ns = [cost.t_w_ns for cost in costs.stages]
-        device, latency = self.home, costs.t_comm_ns
-        # latency of the edge from each stage to the next one
-        self._latency = [
-            latency if device[stage] != device[stage + 1] else 0 for stage in range(self.stages - 1)
-        ]
 
-    def count(self, kind: OpKind, stage: int) -> int:
-        """Return how many microbatches have an op of this kind on this stage."""
-        return len(self.ends[kind][stage])
+@part
+def exists(g: Grown, kind: int, s: int) -> bool:
+    """Whether there is a next op of this kind on stage s and all its inputs have been appended."""
+    at = g.done[kind, s]
+    if kind == F:
+        return bool(at < (g.done[F, s - 1] if s else g.ends.shape[2]))
+    if s < g.stage.shape[1] - 1:
+        return bool(at < g.done[B, s + 1])
+    return bool(at < g.done[F, s])
 
-    def exists(self, kind: OpKind, stage: int) -> bool:
-        """Whether there is a next op of this kind on this stage and all its inputs have been appended."""
-        at = len(self.ends[kind][stage])
-        if kind == F:
-            if stage:
-                return at < len(self.ends[F][stage - 1])
-            return at < self.microbatches
-        if stage < self.stages - 1:
-            return at < len(self.ends[B][stage + 1])
-        return at < len(self.ends[F][stage])
 
-    def arrival(self, kind: OpKind, stage: int) -> int:
-        """Return when the input of the next op of this kind arrives (its producers must have been
-        appended)."""
-        ends = self.ends[kind]
-        at = len(ends[stage])
-        if kind == F:
-            return ends[stage - 1][at] + self._latency[stage - 1] if stage else 0
-        own = self.ends[F][stage][at]
-        if stage == self.stages - 1:
-            return own
-        return max(own, ends[stage + 1][at] + self._latency[stage])
+@part
+def arrival(g: Grown, kind: int, s: int) -> int:
+    """Return when the input of the next op of this kind arrives (its producers must have been
+    appended)."""
+    at = g.done[kind, s]
+    if kind == F:
+        return int(g.ends[F, s - 1, at] + g.stage[LATENCY, s - 1]) if s else 0
+    own = int(g.ends[F, s, at])
+    if s == g.stage.shape[1] - 1:
+        return own
+    return max(own, int(g.ends[B, s + 1, at] + g.stage[LATENCY, s]))
 
-    def put(self, kind: OpKind, stage: int) -> None:
-        """Append the next op of this kind."""
-        device, ends = self.home[stage], self.ends[kind][stage]
-        start = self.arrival(kind, stage)
-        free = self.free_at[device]
-        if self.first_start[device] is None:
-            self.first_start[device] = start
-        elif start > free:
-            self.idle[device] += start - free
-            self.most_idle = max(self.most_idle, self.idle[device])
-        if start < free:
-            start = free
-        at, end = len(ends), start + self._duration_ns[kind][stage]
-        self.free_at[device] = end
-        ends.append(end)
-        if kind == F:
-            self.programs[device].append((_F, stage, at))
-            self.held[device] += self._act[stage]
-        else:
-            self.programs[device].append((_B, stage, at))
-            self.held[device] -= self._act[stage] - self._w[stage]
-            self.pending[device].append((stage, at))
 
-    def put_w(self, device: int) -> None:
-        """Append the W that has waited longest."""
-        stage, at = self.pending[device].popleft()
-        self.programs[device].append((_W, stage, at))
-        self.free_at[device] += self._w_ns[stage]
-        self.held[device] -= self._w[stage]
+@step
+def _log(g: Grown, d: int, kind: int, s: int) -> None:
+    g.program[d, g.device[LENGTH, d]] = kind * g.stage.shape[1] + s
+    g.device[LENGTH, d] += 1
 
-    def fill(self, device: int, until: int, last: LastW) -> None:
-        """Fill a device's wait for an op whose input arrives at `until` with W's: whole ones while
-        they fit, then according to `last`."""
-        pending = self.pending[device]
-        while pending and self.free_at[device] + self._w_ns[pending[0][0]] <= until:
-            self.put_w(device)
-        gap = until - self.free_at[device]
-        if not pending or gap <= 0 or last == LastW.NEVER:
+
+@part
+def put(g: Grown, kind: int, s: int) -> None:
+    """Append the next op of this kind (F or B)."""
+    d = g.stage[HOME, s]
+    start, free = arrival(g, kind, s), g.device[FREE, d]
+    if not g.device[BEGUN, d]:
+        g.device[BEGUN, d], g.device[FIRST, d] = 1, start
+    elif start > free:
+        g.device[IDLE, d] += start - free
+        g.state[MOST_IDLE] = max(g.state[MOST_IDLE], g.device[IDLE, d])
+    end = max(start, free) + g.duration[kind, s]
+    g.device[FREE, d] = end
+    g.ends[kind, s, g.done[kind, s]] = end
+    g.done[kind, s] += 1
+    _log(g, d, kind, s)
+    if kind == F:
+        g.device[HELD, d] += g.stage[ACT, s]
+        return
+    g.device[HELD, d] -= g.stage[ACT, s] - g.stage[WEIGHT, s]
+    g.device[PENDING, d] += g.stage[WEIGHT, s]
+    g.waiting[d, g.device[POSSIBLE, d]] = s
+    g.device[POSSIBLE, d] += 1
+
+
+@part
+def put_w(g: Grown, d: int) -> None:
+    """Append the W that has waited longest."""
+    s = g.waiting[d, g.device[RUN, d]]
+    g.device[RUN, d] += 1
+    g.device[FREE, d] += g.duration[W, s]
+    g.device[HELD, d] -= g.stage[WEIGHT, s]
+    g.device[PENDING, d] -= g.stage[WEIGHT, s]
+    _log(g, d, W, s)
+
+
+@part
+def fill(g: Grown, d: int, until: int, last: int) -> None:
+    """Fill a device's wait for an op whose input arrives at `until` with W's: whole ones while
+    they fit, then according to `last`."""
+    while g.device[RUN, d] < g.device[POSSIBLE, d]:
+        ends = g.device[FREE, d] + g.duration[W, g.waiting[d, g.device[RUN, d]]]
+        gap = until - g.device[FREE, d]
+        if ends > until:
+            if gap > 0 and (last == ALWAYS or (last == PAST_SLACK and gap > slack(g, d))):
+                put_w(g, d)
             return
-        if last == LastW.ALWAYS or gap > self.slack(device):
-            self.put_w(device)
+        put_w(g, d)
 
-    def slack(self, device: int) -> int:
-        """Return how much longer this device may idle without becoming the most idle one (ns)."""
-        return max(self.most_idle, self.expected_idle) - self.idle[device]
 
-    def room(self, device: int, size: int) -> bool:
-        """Whether `size` more bytes could be held after all pending W's."""
-        left = self.limits[device] - self.held[device]
-        return size <= left or size <= left + sum(
-            self._w[stage] for stage, _ in self.pending[device]
-        )
+@step
+def slack(g: Grown, d: int) -> int:
+    """Return how much longer this device may idle without becoming the most idle one (ns)."""
+    return int(max(g.state[MOST_IDLE], g.state[EXPECTED_IDLE]) - g.device[IDLE, d])
 
-    def make_room(self, device: int, size: int) -> bool:
-        """Append as few W's as necessary to hold `size` more bytes; False (and none appended) if
-        that is impossible."""
-        if not self.room(device, size):
-            return False
-        while self.held[device] + size > self.limits[device]:
-            self.put_w(device)
-        return True
 
-    def finish(self) -> None:
-        """Append the rest of the W's."""
-        for device in range(self.devices):
-            while self.pending[device]:
-                self.put_w(device)
+@step
+def room(g: Grown, d: int, size: int) -> bool:
+    """Whether `size` more bytes could be held after all pending W's."""
+    return bool(g.device[HELD, d] - g.device[PENDING, d] + size <= g.device[LIMIT, d])
 
-    @property
-    def longest_span(self) -> int:
-        """The longest device span: from the first start of a device to its last end, in ns."""
-        return max(
-            free - (start or 0) for free, start in zip(self.free_at, self.first_start, strict=True)
-        )
 
-    def schedule(self) -> Schedule:
-        """Return the programs as a schedule."""
-        shape = self.costs.shape(self.microbatches)
-        rows = [op for program in self.programs for op in program]
-        offsets = np.cumsum([0, *map(len, self.programs)])
-        return Schedule.from_table(shape, np.array(rows), offsets)
+@step
+def make_room(g: Grown, d: int, size: int) -> bool:
+    """Append as few W's as necessary to hold `size` more bytes; False (and none appended) if
+    that is impossible."""
+    if not room(g, d, size):
+        return False
+    while g.device[HELD, d] + size > g.device[LIMIT, d]:
+        put_w(g, d)
+    return True
+
+
+@step
+def finish(g: Grown) -> None:
+    """Append the rest of the W's."""
+    for d in range(g.device.shape[1]):
+        while g.device[RUN, d] < g.device[POSSIBLE, d]:
+            put_w(g, d)
+
+
+def longest_span(g: Grown) -> int:
+    """Return the longest device span: from the first start of a device to its last end, in ns."""
+    return int((g.device[FREE] - g.device[FIRST]).max())
+
+
+def as_schedule(g: Grown, costs: CostProfile) -> Schedule:
+    """Return the programs as a schedule on the costs that they were grown with."""
+    lengths, stages = g.device[LENGTH], g.stage.shape[1]
+    entries = np.concatenate([row[:length] for row, length in zip(g.program, lengths, strict=True)])
+    # the k-th op of its kind and stage is that of microbatch k
+    order = np.argsort(entries, kind="stable")
+    firsts = np.searchsorted(entries[order], entries)
+    microbatch = np.empty(len(entries), np.int64)
+    microbatch[order] = np.arange(len(entries))
+    table = np.stack([*np.divmod(entries, stages), microbatch - firsts], axis=1)
+    return Schedule.from_table(
+        costs.shape(g.ends.shape[2]), table, np.concatenate([[0], np.cumsum(lengths)])
+    )
 
 
 def device_limits(costs: CostProfile, limit: Size | None, activations: int) -> list[int]:

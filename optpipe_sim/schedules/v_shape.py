@@ -13,12 +13,28 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
+import numpy as np
+
+from .. import codes
+from ..compiled import entry
 from ..ops import B, F, Op, W
 from ..profile import CostProfile
 from ..schedule import Schedule, Shape
 from ..sim import simulate
 from ..stage_cost import StageCost
-from .greedy import Growing, LastW
+from .greedy import (
+    ACT,
+    HOME,
+    NEVER,
+    Grown,
+    arrival,
+    as_schedule,
+    begin,
+    fill,
+    finish,
+    make_room,
+    put,
+)
 from .slots import (
     BEFORE_ALL,
     Grid,
@@ -193,14 +209,27 @@ def _where_devices_wait(
     """Run the F's and B's in the order of a grid. A device that waits for its next op runs the W's
     that fit into the wait, and, before an F that does not fit in memory, as many as free it.
     None if that is not enough."""
-    grown = Growing(costs, microbatches, [limit] * costs.devices)
+    grown = begin(costs, microbatches, [limit] * costs.devices)
     places = sorted(
-        (slot, rank, op) for rank, slots in enumerate(grid) for slot, op in slots.items()
+        (slot, rank, op.kind, op.stage)
+        for rank, slots in enumerate(grid)
+        for slot, op in slots.items()
     )
-    for _, rank, op in places:
-        if op.kind is F and not grown.make_room(rank, 1):
-            return None
-        grown.fill(rank, grown.arrival(op.kind, op.stage), LastW.NEVER)
-        grown.put(op.kind, op.stage)
-    grown.finish()
-    return grown.schedule()
+    if not _follow(grown, np.array(places)[:, 2:]):
+        return None
+    return as_schedule(grown, costs)
+
+
+@entry
+def _follow(g: Grown, ops: np.ndarray) -> bool:
+    """Append F's and B's (kind, stage) in this order, W's in the waits before them, and the other W's; False if
+    an F does not fit."""
+    for at in range(len(ops)):
+        kind, s = ops[at, 0], ops[at, 1]
+        d = g.stage[HOME, s]
+        if kind == codes.F and not make_room(g, d, g.stage[ACT, s]):
+            return False
+        fill(g, d, arrival(g, kind, s), NEVER)
+        put(g, kind, s)
+    finish(g)
+    return True

@@ -7,14 +7,34 @@ device span is kept. Source: Qi et al., Zero Bubble Pipeline Parallelism (arXiv 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 
-from ..ops import B, F
+from ..codes import B, F
+from ..compiled import entry, step
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..units import Size
-from .greedy import Growing, LastW, device_limits
+from .greedy import (
+    ACT,
+    ALWAYS,
+    FREE,
+    LATENCY,
+    LIMIT,
+    PAST_SLACK,
+    STATIC,
+    Grown,
+    arrival,
+    as_schedule,
+    begin,
+    device_limits,
+    exists,
+    fill,
+    finish,
+    longest_span,
+    make_room,
+    put,
+    slack,
+)
 
 
 def zb_1p(profile: CostProfile, microbatches: int, limit: Size | None = None) -> Schedule:
@@ -58,21 +78,15 @@ def zb_2p(profile: CostProfile, microbatches: int, limit: Size | None = None) ->
 def _best(profile: CostProfile, microbatches: int, limit: Size | None, slots: int) -> Schedule:
     costs = profile.rechunk(1)
     limits = device_limits(costs, limit, slots * costs.devices)
-    runs = (
-        _grow(costs, microbatches, limits, *switches)
-        for switches in product((False, True), repeat=3)
-    )
-    return min(runs, key=lambda grown: grown.longest_span).schedule()
+    runs = []
+    for switches in product((False, True), repeat=3):
+        runs.append(begin(costs, microbatches, limits))
+        _grow(runs[-1], *switches)
+    return as_schedule(min(runs, key=longest_span), costs)
 
 
-def _grow(
-    costs: CostProfile,
-    microbatches: int,
-    limits: Sequence[int],
-    eager: bool,
-    skipping: bool,
-    always_fill: bool,
-) -> Growing:
+@entry
+def _grow(g: Grown, eager: bool, skipping: bool, always_fill: bool) -> None:
     """Run the greedy once. Each round appends the next B, from the last rank to the first, then at
     most one more F per rank, from the first to the last.
 
@@ -80,78 +94,85 @@ def _grow(
     the W's, a rank without further F's holds no activation, and has room for the next one.
 
     Args:
+        g: without ops.
         eager: warm-up forwards may end after the first B could start.
         skipping: a rank well ahead of its successor skips an F that would make its B late.
-        always_fill: see `LastW`.
+        always_fill: a W also fills a wait that is too short for it.
     """
-    grown = Growing(costs, microbatches, limits)
-    last = LastW.ALWAYS if always_fill else LastW.PAST_SLACK
-    ranks = range(costs.devices)
-    _warm_up(grown, eager)
-    for done in range(1, microbatches + 1):
-        for rank in reversed(ranks):
-            grown.fill(rank, grown.arrival(B, rank), last)
-            grown.put(B, rank)
-        due = _next_backwards(grown) if skipping else None
-        for rank in ranks:
-            if not grown.exists(F, rank):
+    p = g.device.shape[1]
+    last = ALWAYS if always_fill else PAST_SLACK
+    _warm_up(g, eager)
+    for done in range(1, g.ends.shape[2] + 1):
+        for rank in range(p - 1, -1, -1):
+            fill(g, rank, arrival(g, B, rank), last)
+            put(g, B, rank)
+        if skipping:
+            _next_backwards(g)
+        for rank in range(p):
+            if not exists(g, F, rank):
                 continue
-            needed = grown.count(F, rank) <= done
-            if due and not needed and _makes_late(grown, rank, due[rank]):
+            if skipping and g.done[F, rank] > done and _makes_late(g, rank):
                 continue
-            if grown.make_room(rank, costs.stages[rank].act_bytes):
-                grown.fill(rank, grown.arrival(F, rank), last)
-                grown.put(F, rank)
-    grown.finish()
-    return grown
+            if make_room(g, rank, g.stage[ACT, rank]):
+                fill(g, rank, arrival(g, F, rank), last)
+                put(g, F, rank)
+    finish(g)
 
 
-def _warm_up(grown: Growing, eager: bool) -> None:
+@step
+def _most(g: Grown, rank: int) -> int:
+    """Return how many forwards a rank may have before the first backward: fewer than the previous rank has
+    room for, so that one F per round can flow through all of them."""
+    most = g.ends.shape[2] + g.device.shape[1]
+    for before in range(rank + 1):
+        size = g.stage[ACT, before]
+        if size:
+            capacity = (g.device[LIMIT, before] - g.device[STATIC, before]) // size
+            most = min(most, capacity - (rank - before))
+    return int(most)
+
+
+@step
+def _warm_up(g: Grown, eager: bool) -> None:
     """Append F of microbatch 0 everywhere; then, from the last rank back, more forwards down to
     that rank while they fit into memory and end (with `eager`: start) before the first B can
-    start.
-
-    Each rank keeps fewer forwards than the previous rank has room for, so that one F per round can
-    flow through all of them.
-    """
-    costs, ranks = grown.costs.stages, range(grown.devices)
-    latency = grown.costs.t_comm_ns
-    capacity = []
-    for rank in ranks:
-        grown.put(F, rank)
-        size, free = costs[rank].act_bytes, grown.limits[rank] - grown.costs.static_bytes[rank]
-        capacity.append(free // size if size else grown.microbatches + grown.devices)
-    first_backward = grown.free_at[-1]
-    for rank in reversed(ranks):
-        most = min(capacity[before] - (rank - before) for before in range(rank + 1))
-        while grown.exists(F, 0) and grown.count(F, rank) < most:
+    start."""
+    p = g.device.shape[1]
+    for rank in range(p):
+        put(g, F, rank)
+    first_backward = g.device[FREE, p - 1]
+    for rank in range(p - 1, -1, -1):
+        most = _most(g, rank)
+        while exists(g, F, 0) and g.done[F, rank] < most:
             start = end = 0
             for before in range(rank + 1):
-                start = max(end + latency if before else 0, grown.free_at[before])
-                end = start + costs[before].t_f_ns
+                arrives = end + g.stage[LATENCY, before - 1] if before else 0
+                start = max(arrives, g.device[FREE, before])
+                end = start + g.duration[F, before]
             if (start if eager else end) > first_backward:
                 break
             for before in range(rank + 1):
-                grown.put(F, before)
-        first_backward += costs[rank].t_b_ns + latency
+                put(g, F, before)
+        first_backward += g.duration[B, rank] + (g.stage[LATENCY, rank - 1] if rank else 0)
 
 
-def _next_backwards(grown: Growing) -> list[int]:
-    """Return, per rank, when the next B could arrive from its successor if every rank ran one more
+@step
+def _next_backwards(g: Grown) -> None:
+    """Note, per rank, when the next B could arrive from its successor if every rank ran one more
     F first."""
-    costs, latency = grown.costs.stages, grown.costs.t_comm_ns
-    due, arrival = [0] * grown.devices, 0
-    for rank in reversed(range(grown.devices)):
-        due[rank] = arrival
-        more = costs[rank].t_f_ns if grown.count(F, rank) < grown.microbatches else 0
-        arrival = max(arrival, grown.free_at[rank] + more) + costs[rank].t_b_ns + latency
-    return due
+    arrives = 0
+    for rank in range(g.device.shape[1] - 1, -1, -1):
+        g.chosen[rank] = arrives
+        more = g.duration[F, rank] if g.done[F, rank] < g.ends.shape[2] else 0
+        end = max(arrives, g.device[FREE, rank] + more) + g.duration[B, rank]
+        arrives = end + (g.stage[LATENCY, rank - 1] if rank else 0)
 
 
-def _makes_late(grown: Growing, rank: int, due: int) -> bool:
+@step
+def _makes_late(g: Grown, rank: int) -> bool:
     """Whether this rank is at least two forwards ahead of its successor and one more would delay
     its B more than it can afford."""
-    if rank + 1 == grown.devices or grown.count(F, rank) < grown.count(F, rank + 1) + 2:
+    if rank + 1 == g.device.shape[1] or g.done[F, rank] < g.done[F, rank + 1] + 2:
         return False
-    end = max(grown.free_at[rank], grown.arrival(F, rank)) + grown.costs.stages[rank].t_f_ns
-    return end > due + grown.slack(rank)
+    end = max(g.device[FREE, rank], arrival(g, F, rank)) + g.duration[F, rank]
+    return bool(end > g.chosen[rank] + slack(g, rank))

@@ -5,11 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 
-from ..ops import B, F
+from ..codes import B, F
+from ..compiled import entry, part, step
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..units import Size
-from .greedy import Growing, LastW, device_limits
+from .greedy import (
+    ACT,
+    FREE,
+    HOME,
+    LIMIT,
+    MOST_IDLE,
+    NEVER,
+    PAST_SLACK,
+    STATIC,
+    Grown,
+    arrival,
+    as_schedule,
+    begin,
+    device_limits,
+    exists,
+    fill,
+    finish,
+    longest_span,
+    make_room,
+    put,
+    room,
+)
 
 
 def zb_v(profile: CostProfile, microbatches: int, limit: Size | None = None) -> Schedule:
@@ -46,141 +68,159 @@ def zb_v(profile: CostProfile, microbatches: int, limit: Size | None = None) -> 
         _widened(costs, microbatches, limits, *switches)
         for switches in product((False, True), repeat=2)
     )
-    return min(runs, key=lambda grown: grown.longest_span).schedule()
+    return as_schedule(min(runs, key=longest_span), costs)
 
 
 def _widened(
     costs: CostProfile, microbatches: int, limits: Sequence[int], *switches: bool
-) -> Growing:
+) -> Grown:
     """Return the best of several runs, each of which is given the largest idle time of the previous one."""
-    best = _grow(costs, microbatches, limits, 0, *switches)
+    best, idle = None, 0
     while True:
-        run = _grow(costs, microbatches, limits, best.most_idle, *switches)
-        if run.longest_span >= best.longest_span:
+        run = begin(costs, microbatches, limits, idle)
+        _grow(run, *switches)
+        if best is not None and longest_span(run) >= longest_span(best):
             return best
-        best = run
+        best, idle = run, int(run.state[MOST_IDLE])
 
 
-def _grow(
-    costs: CostProfile,
-    microbatches: int,
-    limits: Sequence[int],
-    expected_idle: int,
-    delay_upward: bool,
-    delay_forward: bool,
-) -> Growing:
+@entry
+def _grow(g: Grown, delay_upward: bool, delay_forward: bool) -> None:
     """Run the greedy once.
 
     Args:
-        expected_idle: see `Growing`.
+        g: without ops.
         delay_upward: a W may make a B of chunk 1 late (one of chunk 0 always may).
         delay_forward: a W may make an F late.
     """
-    grown = Growing(costs, microbatches, limits, expected_idle)
-    _first_microbatch(grown)
-    _level(grown)
-    while any(grown.count(B, rank) < microbatches for rank in range(grown.devices)):
-        _backwards(grown, LastW(delay_upward))
-        _forwards(grown, LastW(delay_forward))
-    grown.finish()
-    return grown
+    _first_microbatch(g)
+    _level(g)
+    left = True
+    while left:
+        _backwards(g, PAST_SLACK if delay_upward else NEVER)
+        _forwards(g, PAST_SLACK if delay_forward else NEVER)
+        left = False
+        for s in range(g.device.shape[1]):
+            left = left or g.done[B, s] < g.ends.shape[2]
+    finish(g)
 
 
-def _safe(grown: Growing, stage: int) -> bool:
+@part
+def _safe(g: Grown, s: int) -> bool:
     """Whether this stage may run one more F without a later deadlock.
 
     Whatever the chunk-0 activations of a device that still wait for their chunk-1 forward, one
     chunk-1 activation must fit beside them. Then the next op of the oldest microbatch always finds
     room, once the microbatches before it are done, under any limit that holds one microbatch.
     """
-    if stage >= grown.devices:
+    if s >= g.device.shape[1]:
         return True
-    down, up = grown.costs.stages[stage], grown.costs.stages[-1 - stage]
-    waiting = 1 + grown.count(F, stage) - grown.count(F, grown.stages - 1 - stage)
-    free = grown.limits[stage] - grown.costs.static_bytes[stage]
-    return waiting * down.act_bytes + up.act_bytes <= free
+    top = g.stage.shape[1] - 1 - s
+    waiting = 1 + g.done[F, s] - g.done[F, top]
+    needed = waiting * g.stage[ACT, s] + g.stage[ACT, top]
+    return bool(needed <= g.device[LIMIT, s] - g.device[STATIC, s])
 
 
-def _first_microbatch(grown: Growing) -> None:
-    """Append F of microbatch 0 down the V and up again; before it returns to rank i, more chunk-0
-    forwards on ranks 0..i, as long as they do not delay it and memory for 2 + 2i chunks remains."""
-    ranks, last = range(grown.devices), grown.stages - 1
-    for rank in ranks:
-        grown.put(F, rank)
-    for rank in reversed(ranks):
-        sizes = [grown.costs.stages[stage].act_bytes for stage in (rank, last - rank)]
-        spare = (2 + 2 * rank) * max(sizes)
-        while (
-            grown.exists(F, 0)
-            and grown.free_at[rank] < grown.arrival(F, last - rank)
-            and grown.room(rank, spare)
-            and all(_safe(grown, before) for before in range(rank + 1))
-        ):
-            for before in range(rank + 1):
-                grown.put(F, before)
-        grown.put(F, last - rank)
-
-
-def _level(grown: Growing) -> None:
-    """Append, for ranks 1, 2, ..., chunk-1 and chunk-0 forwards in turn from that rank to the last,
-    until it has as many forwards as the previous rank, and more of chunk 1 (or no more fit)."""
-    p, last = grown.devices, grown.stages - 1
-    for rank in range(1, p):
-        idle_turns, upward = 0, True
-        while idle_turns < 2 and not _is_level(grown, rank):
-            # in both directions in the order in which the microbatch flows
-            stages = range(p, last - rank + 1) if upward else range(rank, p)
-            put = [_put_forward(grown, stage, None) for stage in stages]
-            idle_turns = 0 if any(put) else idle_turns + 1
-            upward = not upward
-
-
-def _is_level(grown: Growing, rank: int) -> bool:
-    down, up = grown.count(F, rank), grown.count(F, grown.stages - 1 - rank)
-    down_before, up_before = grown.count(F, rank - 1), grown.count(F, grown.stages - rank)
-    return down + up >= down_before + up_before and up > up_before
-
-
-def _put_forward(grown: Growing, stage: int, last: LastW | None) -> bool:
-    """Append the next F of a stage if it exists and fits; `last` as in `Growing.fill`; None: no W
-    in the wait."""
-    device = grown.home[stage]
-    if not grown.exists(F, stage) or not _safe(grown, stage):
+@step
+def _more_fit(g: Grown, rank: int) -> bool:
+    """Whether one more chunk-0 forward on ranks 0..rank delays the first microbatch's return to this rank
+    by nothing, and leaves memory for 2 + 2 * rank chunks."""
+    top = g.stage.shape[1] - 1 - rank
+    spare = (2 + 2 * rank) * max(g.stage[ACT, rank], g.stage[ACT, top])
+    if not exists(g, F, 0) or g.device[FREE, rank] >= arrival(g, F, top):
         return False
-    if not grown.make_room(device, grown.costs.stages[stage].act_bytes):
+    if not room(g, rank, spare):
         return False
-    if last is not None:
-        grown.fill(device, grown.arrival(F, stage), last)
-    grown.put(F, stage)
+    for before in range(rank + 1):  # noqa: SIM110 - numba compiles no generators
+        if not _safe(g, before):
+            return False
     return True
 
 
-def _backwards(grown: Growing, last_upward: LastW) -> None:
+@step
+def _first_microbatch(g: Grown) -> None:
+    """Append F of microbatch 0 down the V and up again; before it returns to rank i, more chunk-0
+    forwards on ranks 0..i, as long as they do not delay it and memory for 2 + 2i chunks remains."""
+    p = g.device.shape[1]
+    for rank in range(p):
+        put(g, F, rank)
+    for rank in range(p - 1, -1, -1):
+        while _more_fit(g, rank):
+            for before in range(rank + 1):
+                put(g, F, before)
+        put(g, F, 2 * p - 1 - rank)
+
+
+@step
+def _level(g: Grown) -> None:
+    """Append, for ranks 1, 2, ..., chunk-1 and chunk-0 forwards in turn from that rank to the last,
+    until it has as many forwards as the previous rank, and more of chunk 1 (or no more fit)."""
+    p = g.device.shape[1]
+    for rank in range(1, p):
+        idle_turns, upward = 0, True
+        while idle_turns < 2 and not _is_level(g, rank):
+            # in both directions in the order in which the microbatch flows
+            progress = False
+            for s in range(p, 2 * p - rank) if upward else range(rank, p):
+                if _put_forward(g, s):
+                    progress = True
+            idle_turns = 0 if progress else idle_turns + 1
+            upward = not upward
+
+
+@step
+def _is_level(g: Grown, rank: int) -> bool:
+    top = g.stage.shape[1] - 1 - rank
+    down, up = g.done[F, rank], g.done[F, top]
+    down_before, up_before = g.done[F, rank - 1], g.done[F, top + 1]
+    return bool(down + up >= down_before + up_before and up > up_before)
+
+
+@step
+def _may_forward(g: Grown, s: int) -> bool:
+    """Whether the next F of a stage exists and fits, after the W's that make room for it; these are appended."""
+    return exists(g, F, s) and _safe(g, s) and make_room(g, g.stage[HOME, s], g.stage[ACT, s])
+
+
+@part
+def _put_forward(g: Grown, s: int) -> bool:
+    """Append the next F of a stage if it exists and fits, whatever its device waits."""
+    if not _may_forward(g, s):
+        return False
+    put(g, F, s)
+    return True
+
+
+@step
+def _backwards(g: Grown, last_upward: int) -> None:
     """Append at most one B per rank: of chunk 1 if no B of chunk 0 is outstanding, else of chunk 0
     if its input is available, else of chunk 1."""
-    p, top, m = grown.devices, grown.stages - 1, grown.microbatches
-    chosen = []
+    p, top = g.device.shape[1], g.stage.shape[1] - 1
     for rank in range(p):
-        done, done_1 = grown.count(B, rank), grown.count(B, top - rank)
-        first = done == done_1 or (rank < p - 1 and done_1 < m and not grown.exists(B, rank))
-        chosen.append(top - rank if first else rank)
+        done, done_1 = g.done[B, rank], g.done[B, top - rank]
+        left = rank < p - 1 and done_1 < g.ends.shape[2]
+        first = done == done_1 or (left and not exists(g, B, rank))
+        g.chosen[rank] = top - rank if first else rank
     # chunk 0 from the last rank to the first, then chunk 1 from the first to the last
-    for stage in sorted(chosen, key=lambda stage: (stage >= p, -stage)):
-        if grown.exists(B, stage):
-            last = LastW.PAST_SLACK if stage < p else last_upward
-            grown.fill(grown.home[stage], grown.arrival(B, stage), last)
-            grown.put(B, stage)
+    for turn in range(2 * p):
+        rank = p - 1 - turn if turn < p else turn - p
+        s = rank if turn < p else top - rank
+        if g.chosen[rank] == s and exists(g, B, s):
+            fill(g, rank, arrival(g, B, s), PAST_SLACK if s < p else last_upward)
+            put(g, B, s)
 
 
-def _forwards(grown: Growing, last: LastW) -> None:
+@step
+def _forwards(g: Grown, last: int) -> None:
     """Append at most one F per rank: of chunk 0 if chunk 1 has caught up, else of chunk 1 if its
     input is available, else of chunk 0."""
-    top = grown.stages - 1
-    chosen = []
-    for rank in range(grown.devices):
-        level = grown.count(F, top - rank) == grown.count(F, rank)
-        stage = rank if level or not grown.exists(F, top - rank) else top - rank
-        if level or grown.exists(F, stage):
-            chosen.append(stage)
-    for stage in sorted(chosen):
-        _put_forward(grown, stage, last)
+    p, top = g.device.shape[1], g.stage.shape[1] - 1
+    for rank in range(p):
+        level = g.done[F, top - rank] == g.done[F, rank]
+        s = rank if level or not exists(g, F, top - rank) else top - rank
+        g.chosen[rank] = s if level or exists(g, F, s) else -1
+    for s in range(2 * p):
+        rank = s if s < p else top - s
+        if g.chosen[rank] == s and _may_forward(g, s):
+            fill(g, rank, arrival(g, F, s), last)
+            put(g, F, s)

@@ -18,6 +18,9 @@ from ...profile_io import load_profile
 from ...schedules.adaoffload.adaoffload import adaoffload
 from ...schedules.copies import with_copies
 from ...schedules.gis import grouped
+from ...schedules.v_shape import v_half
+from ...schedules.zb_auto import zb_1p
+from ...schedules.zb_v import zb_v
 from ...sim import simulate
 from ...sim.replay import run_events
 from ..anneal import loop
@@ -116,6 +119,12 @@ def _search(_: bool, linked: bool, __: bool) -> None:
         search(problem, [start], evaluations=2)
 
 
+def _rules(_: bool, __: bool, ___: bool) -> None:
+    profile = _tiny(False, False).profile
+    for rule in (zb_1p, zb_v, v_half):
+        rule(profile, 3)
+
+
 def _bounds(chunks: bool, linked: bool, levels: bool) -> None:
     problem = _tiny(chunks, linked, levels)
     best_bound(problem, 1.0)
@@ -130,7 +139,7 @@ def _replay(_: bool, linked: bool, levels: bool) -> None:
     run_events(schedule, problem.profile, problem.limits)
 
 
-PARTS = (_search, _greedy, _bounds, _replay)
+PARTS = (_search, _greedy, _bounds, _replay, _rules)
 
 
 def compile_all() -> None:
