@@ -15,6 +15,7 @@ from .profile import CostProfile
 from .profile.items import MOST_ITEMS, Item, StageMaker, even_counts
 from .profile.offload_file import COPIES, bandwidth_of, read_offload
 from .profile.parts import join
+from .profile.streams import PARTS, Streams
 from .profile.writing import profile_to_json as profile_to_json
 from .profile.writing import save_profile as save_profile
 from .schedule.shape import require_stages
@@ -131,6 +132,7 @@ def _items(reader: Reader) -> tuple[Item, ...]:
             raise inner.fail("count", f"must be from 1 to {MOST_ITEMS} in all, got {count}")
         reserve = inner.amount("reserve", BYTE_UNITS) or 0
         copies = {f"{stem}_ns": inner.amount(stem, TIME_UNITS) for stem in COPIES}
+        streams = _streams(inner)
         cost = _stage(inner)
         for stem, bandwidth in COPIES.items():
             if copies[f"{stem}_ns"] is None and section.get(bandwidth) is not None:
@@ -139,10 +141,40 @@ def _items(reader: Reader) -> tuple[Item, ...]:
             elif section and copies[f"{stem}_ns"] is None:
                 raise inner.fail(f"{stem}_ms", f"missing: offload gives no {bandwidth}")
         try:
-            found += [Item(name, replace(cost, **copies), reserve)] * count  # type: ignore[arg-type]
+            found += [Item(name, replace(cost, **copies), reserve, streams)] * count  # type: ignore[arg-type]
         except ProfileError as error:
             raise ProfileError(f"items[{at}].{error}") from None
     return tuple(found)
+
+
+def _streams(reader: Reader) -> Streams | None:
+    """Return what a layer does on the streams of a pair, or None."""
+    data = reader.take("streams")
+    if data is None:
+        return None
+    inner = Reader(data, f"{reader.where}.streams")
+    found: dict[str, tuple[Any, ...]] = {}
+    for stem, parts in PARTS.items():
+        got = inner.quantity(stem, {"": 1} if stem == "slower" else TIME_UNITS)
+        if got is None:
+            continue
+        key, value, factor = got
+        if not isinstance(value, list) or len(value) != len(parts):
+            raise inner.fail(key, f"expected a list of {', '.join(parts)}; got {value!r}")
+        if stem == "slower":
+            found[stem] = tuple(plain(value))
+        else:
+            found[stem] = tuple(
+                inner.whole(f"{key}[{at}]", one, factor) for at, one in enumerate(value)
+            )
+    for stem in ("forward", "backward"):
+        if stem not in found:
+            raise inner.fail(f"{stem}_ms", f"missing: a list of {', '.join(PARTS[stem])}")
+    inner.finish("forward_ms, backward_ms, weights_ms, again_ms, slower")
+    try:
+        return Streams(**found)
+    except ProfileError as error:
+        raise ProfileError(f"{inner.where}.{error}") from None
 
 
 def _stages(

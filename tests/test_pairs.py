@@ -138,16 +138,16 @@ def test_megatrons_plan_with_and_without_overlap_has_megatrons_warm_up(
 ) -> None:
     """get_pp_rank_microbatches of megatron/core/pipeline_parallel/schedules.py: 2 (p - r - 1) + (v - 1) g, one more with
     --overlap-moe-expert-parallel-comm."""
-    for exchange in ("plain", "overlapped"):
+    for work in ({"exchange": "plain"}, {"exchange": "overlapped"}, {"pairs": "delayed-w"}):
         profile = load_profile(
             {
                 "devices": ranks,
                 "chunks": chunks,
                 "stages": {**STAGE, "layers": 1},
-                "meta": {"work": {"exchange": exchange}, "model": {"kind": "experts"}},
+                "meta": {"work": work, "model": {"kind": "experts"}},
             }
         )
-        overlapped = exchange == "overlapped"
+        overlapped = work != {"exchange": "plain"}
         found = best(profile, m, chunks=[chunks], recompute=False)
         schedule = found.choice.build(profile, m)
         assert schedule.has_pairs is overlapped

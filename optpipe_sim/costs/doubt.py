@@ -128,7 +128,7 @@ FEATURES: Mapping[str, Callable[[Model, Machine, Layout, Work], bool]] = {
     "unfused attention": lambda model, machine, layout, work: not work.flash,
     "latent attention": lambda model, machine, layout, work: model.latent,
     "overlapped exchange": lambda model, machine, layout, work: (
-        work.ep > 1 and work.exchange.endswith("overlapped")
+        work.ep > 1 and (work.exchange.endswith("overlapped") or work.pairs != "none")
     ),
     "overlapped gradients": lambda model, machine, layout, work: (
         layout.copies > 1 and "grad-reduce" in work.overlap

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ..errors import OptPipeError
 from ..profile import CostProfile
 from ..profile.items import EMBEDDING, HEAD, MTP, Item
+from ..profile.streams import Streams
 from ..schedules.sliced.exchange import with_context_exchange
 from ..stage_cost import StageCost
 from .layer import Layer, device_parameters, layer
@@ -17,6 +18,7 @@ from .machine_files import load_machine
 from .machines import Machine, Rates
 from .model_files import load_model
 from .models import Model, embedding_parameters, head_parameters
+from .pairs import layer_streams
 from .parallelism import (
     Layout,
     check_work,
@@ -87,6 +89,7 @@ def estimate(
     cuda_graphs: bool = False,
     overlap: Sequence[str] = (),
     grad_reduce_in_bf16: bool = False,
+    pairs: str = "none",
     offload: bool | None = None,
     layers: Sequence[int] | None = None,
     levels: bool | None = None,
@@ -109,6 +112,8 @@ def estimate(
         dtype: ``bf16``, ``fp16``, ``fp8``, ``fp32`` or ``tf32``.
         exchange, context, cuda_graphs, overlap, grad_reduce_in_bf16: how tokens reach experts, what devices exchange that share a
             sequence, whether iterations run as CUDA graphs, what hides behind compute, gradients; see `work.Work`.
+        pairs: ``combined``: a forward and a backward may run as one op that hides their exchange of tokens, and the profile says how much
+            (`pair_hidden`, replayed layer by layer); ops outside of pairs pay all of it. ``delayed-w``: with gradients of weights apart.
         offload: False for none; True to insist; None for one wherever the machine has PCIe data.
         layers: layers per stage; by default balanced, embedding and head included.
         levels: whether stages get levels of recomputation (see `recompute.levels`), for schedules and solvers to
@@ -130,8 +135,10 @@ def estimate(
     work = Work(
         microbatch, seq, tp, cp, ep, layout.expert_tp, flash, choice_of(recompute), dtype,
         sequence_parallel and tp > 1, exchange, context, cuda_graphs, tuple(overlap),
-        grad_reduce_in_bf16,
+        grad_reduce_in_bf16, pairs,
     )  # fmt: skip
+    if pairs != "none" and slices > 1:
+        raise OptPipeError("pairs: of whole sequences; leave out slices, or pairs")
     work = replace(work, seq=slice_length(seq, slices, work))
     check_work(model, work)
     machine.peak(dtype)
@@ -145,7 +152,7 @@ def estimate(
     costs, section = offloading(plan.stages(counts, chunks, levels), machine, layout, offload)
     if slices > 1:
         costs = plan.sliced_stages(lengths, counts, chunks, levels, offload)
-    own = plan.items(levels) if items and slices == 1 else []
+    own = plan.items(levels) if (items or pairs != "none") and slices == 1 else []
     moved, _ = offloading([one.cost for one in own], machine, layout, offload)
     latency, occupancy = hop(model, machine, layout, work)
     made = CostProfile(
@@ -164,6 +171,8 @@ def estimate(
         ),
         items=tuple(map(Item.costing, own, moved)),
     )
+    if pairs != "none":
+        made = replace(made, pair_hidden=made.hidden_for([cost.layers or 0 for cost in costs]))
     return with_context_exchange(made) if slice_by == "exchange" else made
 
 
@@ -314,13 +323,24 @@ class _Plan:
         def item(name: str, kind: _Kinds, first: bool = False, last: bool = False) -> Item:
             part = self._parts(kind, first, last)
             cost = self._stage(part._replace(reserve=0), 1)
-            return Item(name, self._with_levels(cost, kind) if levels else cost, part.reserve)
+            cost = self._with_levels(cost, kind) if levels else cost
+            return Item(name, cost, part.reserve, self._streams(kind))
 
         none = (0, 0, 0)
         kinds = {one: item(NAMES[one], (one, not one, 0)) for one in self.layers if one is not None}
         body = [kinds[self.model.is_dense(at)] for at in range(self.model.layers)]
         body += self.model.mtp * [item(MTP, self._further(1))] if self.model.mtp else []
         return [item(EMBEDDING, none, first=True), *body, item(HEAD, none, last=True)]
+
+    def _streams(self, kind: _Kinds) -> Streams | None:
+        """Return what the one layer of an item does on the two streams of a pair; its projection comes before it."""
+        if self.work.pairs == "none" or not any(kind):
+            return None
+        dense, _, projections = kind
+        which, times = bool(dense), self.times[bool(dense)]
+        if projections:
+            times = {op: times[op].plus(self.times[None][op]) for op in OPS}
+        return layer_streams(self.layers[which], times, self.machine, self.model, self.work)
 
     def _parts(self, kind: _Kinds, first: bool, last: bool) -> _Parts:
         """Return a stage of so many layers, with the embedding or the head."""

@@ -14,7 +14,16 @@ from .machines import Machine, MachineError, Pcie
 from .models import Model
 from .recompute.regions import require_modules
 from .roofline import bandwidth_within
-from .work import CONTEXTS, DTYPES, EXCHANGES, GRADIENT_BYTES, OVERLAPS, Work, shares_heads
+from .work import (
+    CONTEXTS,
+    DTYPES,
+    EXCHANGES,
+    GRADIENT_BYTES,
+    OVERLAPS,
+    PAIRS,
+    Work,
+    shares_heads,
+)
 
 OPTIMIZER_BYTES = 12  # Adam in mixed precision: fp32 weights and two moments
 
@@ -342,6 +351,27 @@ def _per_link(nvme: Nvme, pcie: Pcie, sharers: int, per_switch: int, per_node: i
     return max([per_switch, *fits])
 
 
+def check_pairs(model: Model, work: Work) -> None:
+    """Raise for pairs that nothing runs.
+
+    Raises:
+        OptPipeError: one line with the reason.
+    """
+    if work.pairs not in PAIRS:
+        raise OptPipeError(f"pairs: expected {', '.join(PAIRS)}, got {work.pairs!r}")
+    if work.pairs == "none":
+        return
+    if not model.experts:
+        raise OptPipeError(f"pairs: {model.name} has no experts, whose exchange pairs would hide")
+    if work.exchange.endswith("overlapped"):
+        raise OptPipeError(
+            f"pairs: exchange {work.exchange} is credited to every op alike, pairs to those that run as one;"
+            f" give exchange {'per-node' if work.exchange.startswith('per-node') else 'plain'}"
+        )
+    if "moe" in work.recompute.split("+"):
+        raise OptPipeError("recompute: moe excludes pairs; leave out one of them")
+
+
 def check_work(model: Model, work: Work) -> None:
     """Raise for work that cannot be divided over the devices.
 
@@ -369,6 +399,7 @@ def check_work(model: Model, work: Work) -> None:
         raise OptPipeError("overlap: param-gather needs grad-reduce, as in Megatron-LM; give both")
     if work.dtype not in DTYPES:
         raise OptPipeError(f"dtype: expected {', '.join(DTYPES)}, got {work.dtype!r}")
+    check_pairs(model, work)
     if work.grad_reduce_in_bf16 and work.dtype not in ("bf16", "fp8"):
         raise OptPipeError(f"grad_reduce_in_bf16: needs dtype bf16 or fp8, got {work.dtype}")
     for key, whole in (("heads", model.heads), ("ffn", model.ffn)):

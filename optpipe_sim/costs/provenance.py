@@ -82,6 +82,7 @@ def provenance(
             **({"overlap": list(work.overlap)} if work.overlap else {}),
             **({"context": work.context} if work.cp > 1 and work.context != "ring" else {}),
             **({"slices": list(lengths)} if len(lengths) > 1 else {}),
+            **({"pairs": work.pairs} if work.pairs != "none" else {}),
         },
         "layers_per_stage": list(counts),
         "iteration": {key: notes[key] for key in _ONCE if key in notes}

@@ -201,16 +201,28 @@ def _cover(layer: Layer, message: Message, own: OpTime, machine: Machine, work: 
         if message.behind == "gemm":
             seconds += whole.gemm
             continue
-        names = _EXPERTS if message.behind in ("experts", "rest") else (message.behind,)
-        part = sum(
-            gemm_seconds(one, op, machine, work.dtype, work.element, work.gradient_bytes)
-            for one in layer.gemms
-            if one.name in names
-        )
-        if names is _EXPERTS and op != "W":
-            part += layer.routed[op == "B"] / machine.memory_rate
+        if message.behind in ("experts", "rest"):
+            part = experts_seconds(layer, op, machine, work)
+        else:
+            part = _named_seconds(layer, op, machine, work, (message.behind,))
         seconds += whole.total - part if message.behind == "rest" else part
     return seconds * machine.rates.gemm_overlap
+
+
+def experts_seconds(layer: Layer, op: str, machine: Machine, work: Work) -> float:
+    """Return the seconds of F, B or W that a layer computes in its routed experts."""
+    moved = layer.routed[op == "B"] / machine.memory_rate if op != "W" else 0.0
+    return _named_seconds(layer, op, machine, work, _EXPERTS) + moved
+
+
+def _named_seconds(
+    layer: Layer, op: str, machine: Machine, work: Work, names: tuple[str, ...]
+) -> float:
+    return sum(
+        gemm_seconds(one, op, machine, work.dtype, work.element, work.gradient_bytes)
+        for one in layer.gemms
+        if one.name in names
+    )
 
 
 def unpaired(layer: Layer) -> Layer:

@@ -11,10 +11,13 @@ from .models import Model
 # waited for, or hidden behind the compute of another microbatch (as Megatron-LM can).
 EXCHANGES = ("plain", "per-node", "overlapped", "per-node-overlapped")
 CONTEXTS = ("ring", "heads")
+# Whether a forward and a backward run as one op that hides their exchange: not; so; and with the gradients of weights apart from
+# the rest of a layer's backward (Megatron-LM's --overlap-moe-expert-parallel-comm and --delay-wgrad-compute).
+PAIRS = ("none", "combined", "delayed-w")
 # what of `Work` says how a layer runs, whatever the split; `estimate` has arguments of these names
 HOW = (
     "flash", "dtype", "exchange", "context", "sequence_parallel", "cuda_graphs", "overlap",
-    "grad_reduce_in_bf16",
+    "grad_reduce_in_bf16", "pairs",
 )  # fmt: skip
 # Communication that may hide behind compute, by the Megatron-LM option that hides it.
 OVERLAPS = {
@@ -48,6 +51,7 @@ class Work:
             iteration's first forward passes; ``tp-comm``, collectives of tensor parallelism behind the GEMMs
             that they feed or follow.
         grad_reduce_in_bf16: weights' gradients are summed up, kept and reduced in bf16 (Megatron-LM's option).
+        pairs: how a forward and a backward run as one op, one of `PAIRS`.
     """
 
     microbatch: int
@@ -65,6 +69,7 @@ class Work:
     cuda_graphs: bool = False
     overlap: tuple[str, ...] = ()
     grad_reduce_in_bf16: bool = False
+    pairs: str = "none"
 
     @property
     def tokens(self) -> int:

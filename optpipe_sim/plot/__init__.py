@@ -1,6 +1,7 @@
 """Figures: of a trace (``gantt``, ``memory``, ``overview``, ``idle_gantt``, ``text_gantt``), of schedules side
 by side (``compare_chart``), of memory against time (``frontier_chart``), of advice (``advice_chart``), of what
-a solution has to idle for (``solution_chart``), of a run beside its prediction (``confirm_figure``); and
+a solution has to idle for (``solution_chart``), of a run beside its prediction (``confirm_figure``), of a pair on its two
+streams (``pair_chart``); and
 ``slider``, for notebooks.
 
 ``trace.plot()`` is the shortest way to one. No module of this room has the name of its function, because one would
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from .idle import idle_gantt as idle_gantt
     from .interactive import slider as slider
     from .lanes import gantt as gantt
+    from .pair import pair_chart as pair_chart
     from .picture import overview as overview
     from .solution import solution_chart as solution_chart
     from .text import text_gantt as text_gantt
@@ -34,6 +36,7 @@ _HOME = {
     "idle_gantt": ".idle",
     "memory": ".held",
     "overview": ".picture",
+    "pair_chart": ".pair",
     "slider": ".interactive",
     "solution_chart": ".solution",
     "text_gantt": ".text",

@@ -42,6 +42,7 @@ from .offload import Nvme as Nvme
 from .offload import Offload as Offload
 from .offload import check_offload
 from .parts import change, check_slices, cut_sequence, deal, regroup
+from .streams import pair_hidden
 
 MAX_FACTOR = 10**6  # of a microbatch that differs
 
@@ -504,13 +505,20 @@ class CostProfile:
             chunks=chunks,
             placement=placed,
             stages=tuple(with_overhead(cost, self.overhead_ns) for cost in stages),
-            pair_hidden=self._hidden_for(len(stages), 1),
+            pair_hidden=self.hidden_for([cost.layers or 0 for cost in stages]),
         )
 
-    def _hidden_for(self, count: int, cut: Fraction | int) -> int | tuple[tuple[int, ...], ...]:
-        """Return `pair_hidden` of the same model in `count` stages, on sequences `cut` times as long: in proportion to the work of a
-        stage, as what is hidden is the work of its layers."""
-        old = len(self.stages)
+    def hidden_for(
+        self, layers: Sequence[int], cut: Fraction | int = 1
+    ) -> int | tuple[tuple[int, ...], ...]:
+        """Return `pair_hidden` of the same model in stages of so many layers each, on sequences `cut` times as long.
+
+        It is replayed layer by layer where the profile says what each does on the streams of a pair (`Item.streams`); else it is
+        in proportion to the work of a stage.
+        """
+        if cut == 1 and sum(layers) == len(self.items) and any(one.streams for one in self.items):
+            return pair_hidden(self.items, layers)
+        count, old = len(layers), len(self.stages)
         if count == old and cut == 1:
             return self.pair_hidden
 
@@ -595,7 +603,9 @@ class CostProfile:
                 f" {slices}"
             )
         whole = tuple(with_overhead(cost, self.overhead_ns) for cost in stages)
-        hidden = self._hidden_for(len(whole), Fraction(self.slices, slices))
+        hidden = self.hidden_for(
+            [cost.layers or 0 for cost in whole], Fraction(self.slices, slices)
+        )
         return replace(self, slices=slices, stages=whole, pair_hidden=hidden)
 
     def map_stages(self, by: Callable[[int, StageCost], StageCost]) -> CostProfile:

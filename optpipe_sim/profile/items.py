@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 from ..errors import ProfileError
 from ..stage_cost import MAX_BYTES, RecomputeLevel, StageCost
 from .parts import evenly, merge
+from .streams import Streams
 
 EMBEDDING, HEAD, MTP = "embedding", "head", "mtp"  # every other name is that of a decoder layer
 PARTIAL = {"25%": 0.25, "50%": 0.5, "75%": 0.75}  # of the layers that a level recomputes whole
@@ -24,11 +25,13 @@ class Item:
             layer.
         cost: of the item alone, as a stage of one layer.
         reserve_bytes: working memory that a stage needs once, whatever its number of such items.
+        streams: what it does on the two streams of a pair, for pairs that hide its exchange; None: it only computes.
     """
 
     name: str
     cost: StageCost
     reserve_bytes: int = 0
+    streams: Streams | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -42,6 +45,11 @@ class Item:
     def costing(self, cost: StageCost) -> Item:
         """Return the same item with another cost."""
         return replace(self, cost=cost)
+
+    @property
+    def last(self) -> bool:
+        """Whether it comes behind the layers of its stage."""
+        return self.name == HEAD
 
     @property
     def decoder(self) -> bool:

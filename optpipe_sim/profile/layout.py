@@ -60,6 +60,7 @@ def with_layout(
         placement=profile.placement if placement is None else placement,  # type: ignore[arg-type]
         stages=tuple(stages),
         slices=1,
+        pair_hidden=profile.hidden_for(counts),
         meta=_meta(profile, counts),
     )
 

@@ -113,6 +113,12 @@ def _items_to_json(profile: CostProfile) -> list[dict[str, Any]]:
             entry["reserve_bytes"] = item.reserve_bytes
         for key in ("t_offload_ns", "t_reload_ns") if profile.offload is not None else ():
             entry[key] = getattr(item.cost, key)
+        if item.streams is not None:
+            entry["streams"] = {
+                key if key == "slower" else f"{key}_ns": list(value)
+                for key, value in asdict(item.streams).items()
+                if any(value)
+            }
         entries.append(entry)
     return entries
 

@@ -33,7 +33,11 @@ LEVELS = [
 ]
 STAGE = {"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 100, "w_bytes": 50, "layers": 4}
 COPIES = {"t_offload_ms": 1, "t_reload_ms": 1}
-OVERLAP = ("overlap-moe-expert-parallel-comm", True)
+OVERLAP = (
+    ("overlap-moe-expert-parallel-comm", True),
+    ("expert-model-parallel-size", 8),
+    ("bf16", True),
+)
 
 
 def profile_of(devices: int, chunks: int = 1, **changes: Any) -> CostProfile:
@@ -239,12 +243,19 @@ def test_an_estimated_profile_says_what_it_assumes(
         ({"recompute": Recompute("full", "block")}, "--recompute-num-layers"),
         ({"recompute": Recompute("selective", "block", 1)}, "are for full"),
         ({"recompute": Recompute("selective")}, "name at least one module"),
+        ({"sizes": OVERLAP[:1]}, "needs --expert-model-parallel-size above 1"),
+        ({"sizes": OVERLAP[:2]}, "needs --bf16 or --fp16"),
+        ({"sizes": (("delay-wgrad-compute", True),)}, "delay-wgrad-compute: needs --overlap-moe"),
         (
-            {"sizes": (OVERLAP,), "parts": parts_with([1] * 4), "group": None},
+            {"sizes": OVERLAP, "parts": (*parts_with([1] * 7), Part(7, 1, False, True, mtp=2))},
+            "allows one MTP layer",
+        ),
+        (
+            {"sizes": OVERLAP, "parts": parts_with([1] * 4), "group": None},
             "with a pipeline it needs several chunks",
         ),
         (
-            {"sizes": (OVERLAP,), "recompute": Recompute("full", "uniform", 1)},
+            {"sizes": OVERLAP, "recompute": Recompute("full", "uniform", 1)},
             "excludes full recomputation",
         ),
         (

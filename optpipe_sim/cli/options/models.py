@@ -119,6 +119,20 @@ def add_whole_run(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_pairs(parser: argparse.ArgumentParser) -> None:
+    """``--pairs``."""
+    parser.add_argument(
+        "--pairs",
+        nargs="?",
+        const="combined",
+        default="none",
+        choices=("none", "combined", "delayed-w"),
+        help="a forward and a backward may run as one op that hides their exchange of tokens, replayed layer by layer; other ops pay"
+        " all of it: combined (as --overlap-moe-expert-parallel-comm of Megatron-LM; without a word), delayed-w (--delay-wgrad-compute,"
+        " too); none",
+    )
+
+
 def add_recompute(parser: argparse.ArgumentParser) -> None:
     """``--recompute``."""
     parser.add_argument(

@@ -219,6 +219,7 @@ def evaluate(
     cuda_graphs: bool = False,
     overlap: Sequence[str] = (),
     grad_reduce_in_bf16: bool = False,
+    pairs: str = "none",
     memory_limit: Size | None = None,
     calibration: Calibration | None = None,
     measured_ns: float | None = None,
@@ -230,9 +231,10 @@ def evaluate(
         gpus: in all; what pp, tp and cp leave are replicas. `seq`: tokens per sequence.
         microbatches: m, per replica and iteration, of `microbatch` sequences each. `global_batch`: or sequences per
             iteration, in all; one of the two.
-        schedule: a published one by name, options included; None: 1F1B, interleaved with `chunks`.
+        schedule: a published one by name, options included; None: 1F1B, interleaved with `chunks`, and with `pairs` Megatron-LM's
+            combined one.
             ``1f1b:recompute=LEVEL`` takes a level of `estimate(levels=True)`.
-        pp, tp, cp, ep, etp, zero, chunks, recompute, layers, flash, dtype, exchange, context, cuda_graphs, overlap, grad_reduce_in_bf16: as for `estimate`;
+        pp, tp, cp, ep, etp, zero, chunks, recompute, layers, flash, dtype, exchange, context, cuda_graphs, overlap, grad_reduce_in_bf16, pairs: as for `estimate`;
             zero is 1 by default where there are replicas.
         execution: how the trainer issues the work, a name or what `load_execution` returns. Rates are fitted to ideal
             replays of whole runs, and so have a part of it already: it tells schedules apart, and makes times longer.
@@ -252,7 +254,7 @@ def evaluate(
     for key, value in counts.items():
         require_count(key, value)
     microbatches = _microbatches(microbatches, global_batch, gpus // (pp * tp * cp), microbatch)
-    name = schedule or (PLAIN if chunks == 1 else INTERLEAVED)
+    name = schedule or _usual(pp, chunks, pairs)
     base, options = parse_name(name)
     if base == "optpipe":
         raise OptPipeError("schedule: optpipe is searched for; evaluate what is run today")
@@ -260,9 +262,7 @@ def evaluate(
         chunks = options.get("chunks", 2)
     if chunks > 1 and not {"loop", "vee"} & {*ENTRIES[base].runs}:
         raise OptPipeError(f"chunks: {base} runs one chunk per device, not {chunks}; try 1f1b-i")
-    dp, rest = divmod(gpus, pp * tp * cp)
-    if rest or not dp:
-        raise OptPipeError(f"gpus: {gpus} are not a multiple of pp {pp} x tp {tp} x cp {cp}")
+    dp = _replicas(gpus, pp, tp, cp)
     placement = "vee" if base in VEE else "loop"
     recompute = choice_of(recompute)
     zero = (1 if dp * cp > 1 else 0) if zero is None else zero
@@ -274,7 +274,7 @@ def evaluate(
         model, machine, gpus, dp * microbatch * microbatches, seq, limit,
         (pp,), (tp,), (cp,), (dp,), (ep,), (zero,), (microbatch,), (chunks,), (recompute,),
         (name,), flash, dtype, exchange, context, sequence_parallel, etp=None if etp is None else (etp,),
-        cuda_graphs=cuda_graphs, overlap=tuple(overlap), grad_reduce_in_bf16=grad_reduce_in_bf16,
+        cuda_graphs=cuda_graphs, overlap=tuple(overlap), grad_reduce_in_bf16=grad_reduce_in_bf16, pairs=pairs,
         execution=load_execution(execution),
     )  # fmt: skip
     profile = estimate(
@@ -287,10 +287,34 @@ def evaluate(
     )
     profile = question.limited(profile)
     trace = replayed_freely(profile, microbatches, name)
-    bound = iteration_ns(profile, lower_bound(profile, microbatches).ns)
+    least = lower_bound(profile, microbatches, pairs=bool(profile.pair_hidden))
+    bound = iteration_ns(profile, least.ns)
     row = Row(choice, name, profile, trace, bound, question.global_batch * seq)
     advice = Advice(question, (row,), 1, 0, {}, 0, None, 0.0, (), calibration)
     return _beside(advice, measured_ns, measured_bytes)
+
+
+def _replicas(gpus: int, pp: int, tp: int, cp: int) -> int:
+    """Return how many replicas the GPUs make."""
+    dp, rest = divmod(gpus, pp * tp * cp)
+    if rest or not dp:
+        raise OptPipeError(f"gpus: {gpus} are not a multiple of pp {pp} x tp {tp} x cp {cp}")
+    return dp
+
+
+def _usual(pp: int, chunks: int, pairs: str) -> str:
+    """Return the schedule that Megatron-LM runs.
+
+    Raises:
+        OptPipeError: for pairs that it refuses.
+    """
+    if pairs == "none":
+        return PLAIN if chunks == 1 else INTERLEAVED
+    if pp > 1 and chunks == 1:
+        raise OptPipeError(
+            "pairs: on a pipeline Megatron-LM runs them with several chunks per device; give chunks, or a schedule"
+        )
+    return f"{INTERLEAVED}:pairs=yes"
 
 
 def _beside(advice: Advice, measured_ns: float | None, measured_bytes: Size | None) -> Evaluation:

@@ -77,6 +77,8 @@ def _alternatives(
         )
         for text, change in layouts:
             for exchange in (question.exchange, *EXCHANGES):
+                if question.pairs != "none" and exchange.endswith("overlapped"):
+                    continue  # pairs say what is hidden
                 asked = replace(question, exchange=exchange, etp=None)
                 words = [text, f"exchange {exchange}" if exchange != question.exchange else ""]
                 if any(words):

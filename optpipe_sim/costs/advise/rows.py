@@ -328,7 +328,7 @@ class Advice:
             )
         if choice.ep > 1:
             found.append("experts are taken as evenly loaded")
-            if self.question.exchange == "plain":
+            if self.question.exchange == "plain" and not row.trace.schedule.has_pairs:
                 found.append("the exchange of tokens is hidden by nothing")
         if choice.pp > 1 and choice.pp * choice.tp * choice.cp > machine.devices_per_node:
             found.append("stages in different nodes, every message takes the mean over the links")
@@ -411,6 +411,9 @@ def _parts(row: Row, question: Question) -> dict[str, float]:
     again = max(0, _work(alone) - _work(plain)) / whole
     sent = max(0, whole - _work(alone)) / whole
     sent += plain.meta["time_spent"]["messages"] * _work(plain) / whole
+    if trace.schedule.has_pairs:  # what they hide is a part of what is sent
+        left = sum(trace.busy_ns) / (choice.microbatches * whole)
+        again, sent = again / left, max(0.0, sent - (1 - left)) / left
     devices, total = row.profile.devices, row.iteration_ns
     busy = sum(trace.busy_ns) / devices / total
     # levels of recomputation are no part of the profile's own ops

@@ -137,6 +137,7 @@ class Question:
     cuda_graphs: bool = False
     overlap: tuple[str, ...] = ()
     grad_reduce_in_bf16: bool = False
+    pairs: str = "none"
     execution: Execution = IDEAL  # how the trainer issues the work
 
     def to_json(self) -> dict[str, Any]:
@@ -180,7 +181,14 @@ class Question:
         self.machine.peak(self.dtype)
         check_work(
             self.model,
-            Work(1, self.seq, exchange=self.exchange, context=self.context, overlap=self.overlap),
+            Work(
+                1,
+                self.seq,
+                exchange=self.exchange,
+                context=self.context,
+                overlap=self.overlap,
+                pairs=self.pairs,
+            ),
         )
         for value in self.zero or ():
             Layout(1, zero=value)

@@ -22,7 +22,7 @@ from ...schedules import INTERLEAVED, PLAIN, build, parse_name
 from ...schedules.recompute import first_layers
 from ..nearest import Nearest, compare, replay_unlimited
 from ..parts import Part, parts_of
-from .options import RECOMPUTED, Offloading, Plan, Recompute
+from .options import OVERLAP, RECOMPUTED, Offloading, Plan, Recompute
 
 FRACTIONS = (Fraction(1), Fraction(3, 4), Fraction(1, 2), Fraction(1, 4))
 DENSE = (
@@ -137,9 +137,11 @@ def has_experts(profile: CostProfile) -> bool:
 
 
 def exchange_overlaps(profile: CostProfile) -> bool:
-    """Whether an estimated profile hides the exchange of tokens behind compute."""
+    """Whether an estimated profile hides the exchange of tokens behind compute, in every op alike or in pairs."""
     work = profile.meta.get("work")
-    return isinstance(work, dict) and str(work.get("exchange", "")).endswith("overlapped")
+    if not isinstance(work, dict):
+        return False
+    return str(work.get("exchange", "")).endswith("overlapped") or "pairs" in work
 
 
 def has_cuda_graphs(profile: CostProfile) -> bool:
@@ -192,7 +194,7 @@ def plan_of(
         offloading,
         tuple(_sizes(profile, microbatches)),
     )
-    return plan, tuple(notes)
+    return plan, (*notes, *plan.notes())
 
 
 def _baked_in(profile: CostProfile) -> str | None:
@@ -279,8 +281,10 @@ def _kernels(work: Mapping[str, Any], ep: int) -> Iterator[tuple[str, Any]]:
         exchange = str(work.get("exchange", "plain"))
         flex = exchange.startswith("per-node")  # its default backend is DeepEP
         yield "moe-token-dispatcher-type", "flex" if flex else "alltoall"
-        if exchange.endswith("overlapped"):
-            yield "overlap-moe-expert-parallel-comm", True
+        if exchange.endswith("overlapped") or "pairs" in work:
+            yield OVERLAP, True
+        if work.get("pairs") == "delayed-w":
+            yield "delay-wgrad-compute", True
     if work.get("cuda_graphs"):
         yield "cuda-graph-impl", "full_iteration"
         yield "no-check-for-nan-in-loss-and-grad", True

@@ -26,6 +26,9 @@ OFFLOADED = (
 )  # fmt: skip
 
 
+OVERLAP = "overlap-moe-expert-parallel-comm"
+
+
 class MegatronError(OptPipeError):
     """Options that Megatron-LM refuses; names the option and what would be right."""
 
@@ -198,18 +201,30 @@ class Plan:
                 f" to {m} (the microbatches), or leaves a rest below {p}"
             )
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether forwards run with backwards as one op, so that the exchange of tokens hides."""
+        return OVERLAP in dict(self.sizes)
+
     def _check_overlap(self) -> None:
-        """Raise for what the overlapped exchange of tokens excludes."""
-        if "overlap-moe-expert-parallel-comm" not in dict(self.sizes):
+        """Raise for what the overlapped exchange of tokens needs, and excludes (transformer_config.py)."""
+        sizes = dict(self.sizes)
+        if "delay-wgrad-compute" in sizes and not self.overlaps:
+            raise MegatronError(f"--delay-wgrad-compute: needs --{OVERLAP}")
+        if not self.overlaps:
             return
+        if sizes.get("expert-model-parallel-size", 1) == 1:
+            raise MegatronError(f"--{OVERLAP}: needs --expert-model-parallel-size above 1")
+        if not (sizes.get("bf16") or sizes.get("fp16")):
+            raise MegatronError(f"--{OVERLAP}: needs --bf16 or --fp16")
+        if sum(part.mtp for part in self.parts) > 1:
+            raise MegatronError(f"--{OVERLAP}: allows one MTP layer (--mtp-num-layers 1) at most")
         if self.devices > 1 and self.chunks == 1:
-            raise MegatronError(
-                "--overlap-moe-expert-parallel-comm: with a pipeline it needs several chunks per rank"
-            )
+            raise MegatronError(f"--{OVERLAP}: with a pipeline it needs several chunks per rank")
         again = self.recompute
         if again is not None and (again.granularity == "full" or "moe" in again.modules):
             raise MegatronError(
-                "--overlap-moe-expert-parallel-comm: excludes full recomputation, and that of the module moe"
+                f"--{OVERLAP}: excludes full recomputation, and that of the module moe"
             )
 
     def options(self) -> dict[str, Any]:
@@ -232,7 +247,17 @@ class Plan:
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that the options need."""
-        return {} if self.offloading is None else {"NVTE_CPU_OFFLOAD_V1": "1"}
+        found = {} if self.offloading is None else {"NVTE_CPU_OFFLOAD_V1": "1"}
+        return found | ({"CUDA_DEVICE_MAX_CONNECTIONS": "32"} if self.overlaps else {})
+
+    def notes(self) -> Iterator[str]:
+        """Yield what Megatron-LM warns of."""
+        shared = {"tensor-model-parallel-size", "context-parallel-size"} & {*dict(self.sizes)}
+        if self.overlaps and shared:
+            yield (
+                "CUDA_DEVICE_MAX_CONNECTIONS: up to Hopper Megatron-LM wants 1 for tensor and context parallelism, and more for"
+                f" --{OVERLAP}; try both, 1 gives the exchange less to hide behind"
+            )
 
     def command(self) -> str:
         """Return the options as words of a command line, to follow the training script."""

@@ -16,6 +16,7 @@ from ...options.models import (
     add_machine,
     add_model,
     add_overlap,
+    add_pairs,
     add_recompute,
     add_slice_by,
     add_whole_run,
@@ -86,6 +87,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_kernels(parser)
     add_overlap(parser)
+    add_pairs(parser)
     add_whole_run(parser)
     parser.add_argument(
         "--offload",
@@ -94,6 +96,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="an offload section from the machine's PCIe data (auto: if there are any)",
     )
     parser.add_argument("--save", metavar="P.yaml", help="write the profile")
+    parser.add_argument(
+        "--chart",
+        metavar="F.png",
+        help="with --pairs: draw a pair of the middle stage on its two streams",
+    )
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
@@ -138,6 +145,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         overlap=arguments.overlap,
         cuda_graphs=arguments.cuda_graphs,
         grad_reduce_in_bf16=arguments.grad_reduce_in_bf16,
+        pairs=arguments.pairs,
         offload={"auto": None, "yes": True, "no": False}[arguments.offload],
         layers=layer_list(arguments.layers),
     )
@@ -150,6 +158,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     if arguments.save:
         save_profile(profile, arguments.save)
         files[arguments.save] = "the profile"
+    if arguments.chart:
+        files |= _chart(profile, arguments.chart)
     plausible = plausibility(
         machine, kind_of(model), arguments.dtype, mfu_ceiling(profile, causal=True)
     )
@@ -188,6 +198,14 @@ def _differing(
     rows = read_lengths(arguments.lengths)
     found = length_factors(rows, arguments.seq, arguments.microbatch, work_ns)
     return replace(profile, microbatch_time=found.time, microbatch_bytes=found.size)
+
+
+def _chart(profile: CostProfile, path: str) -> dict[str, str]:
+    """Draw a pair of the middle stage."""
+    from ....plot.pair import save_pair
+
+    save_pair(profile, path, len(profile.stages) // 2)
+    return {path: "a pair on its two streams"}
 
 
 def _facts(profile: CostProfile, model: Any) -> dict[str, Any]:
@@ -262,6 +280,8 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
         f" {once['gradient_sync_ms']:.3g} ms, update {once['optimizer_ms']:.3g} ms; memory for"
         f" training {format_size(limit)} per device"
     )
+    if meta["work"].get("pairs"):
+        out.print(_pairs_text(profile), soft_wrap=True)
     if not profile.alike:
         longer, sizes = ([float(one) for one in row] for row in zip(*profile.factors, strict=True))
         out.print(
@@ -289,6 +309,27 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
         )
     if saved:
         out.hint(Text(f"{saved}: the profile", "dim"))
+
+
+def _pairs_text(profile: CostProfile) -> str:
+    """Say what a forward and a backward of the middle stage hide as one op."""
+    from ....profile.streams import exchange_ns, lines_of
+    from ....units import format_time
+
+    stage = len(profile.stages) // 2
+    forward, backward = lines_of(profile, stage)
+    sent = exchange_ns(forward, backward)
+    matrix = profile.pair_hidden
+    hidden = 0 if isinstance(matrix, int) else matrix[stage][stage]
+    share = (
+        f", {hidden / sent:.0%} of the {format_time(sent)} that tokens are on their way"
+        if sent
+        else ""
+    )
+    return (
+        f"an F and a backward of stage {stage} as one op take {format_time(hidden)} less than one after the other{share};"
+        " in the warm-up, in the cool-down and in schedules without pairs nothing is hidden"
+    )
 
 
 def _refusal(profile: CostProfile) -> str:

@@ -18,6 +18,7 @@ from ...options.models import (
     add_machine,
     add_model,
     add_overlap,
+    add_pairs,
     add_recompute,
     add_whole_run,
     layer_list,
@@ -76,6 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_recompute(parser)
     add_kernels(parser)
     add_overlap(parser)
+    add_pairs(parser)
     add_whole_run(parser)
     parser.add_argument(
         "--memory-limit",
@@ -135,6 +137,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             overlap=arguments.overlap,
             cuda_graphs=arguments.cuda_graphs,
             grad_reduce_in_bf16=arguments.grad_reduce_in_bf16,
+            pairs=arguments.pairs,
             memory_limit=arguments.memory_limit,
             calibration=fitted,
         )

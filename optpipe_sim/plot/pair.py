@@ -1,0 +1,101 @@
+"""A pair on its two streams: which part of which layer computes, and which tokens are on their way beside it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from ..ops import BW, F, W
+from ..profile import CostProfile
+from ..profile.streams import STREAMS, PartSpan, hidden_ns, issued, lines_of, two_streams
+from ..units import format_time
+from .axis import BOTTOM, WIDTH, place, time_unit
+from .style import COLOURS, IDLE, INK, KIND_NAMES, MUTED, new_figure, save, styled, text_colour
+
+_LANE, _TOP = 0.55, 0.5  # inches per stream; above the axis
+_EM = 0.6  # of a letter, in its size
+_LARGEST, _LEAST = 8.0, 4.5  # points of a label
+
+
+def pair_chart(
+    profile: CostProfile, forward: int, backward: int | None = None, ax: Axes | None = None
+) -> Axes:
+    """Draw the forward of a stage and the backward of another (None: of the same) as one op, on two streams.
+
+    Args:
+        profile: estimated with pairs, so that its layers say what they do on both.
+        ax: where to draw; None: a new figure (``ax.figure``).
+
+    Raises:
+        ProfileError: for another profile.
+    """
+    lines = lines_of(profile, forward, backward)
+    spans = two_streams(issued(*lines))
+    whole = max((span.end_ns for span in spans), default=0.0)
+    alone = sum(span.part.ns for span in spans)
+    with styled():
+        if ax is None:
+            ax = place(new_figure(WIDTH, _TOP + 2 * _LANE + BOTTOM), _TOP, 2 * _LANE)
+        unit, size = time_unit(whole)
+        ax.set_xlim(0, max(whole, 1) / size)
+        ax.set_ylim(2, 0)
+        for lane, stream in enumerate(STREAMS):
+            ax.broken_barh([(0, max(whole, 1) / size)], (lane + 0.08, 0.84), color=IDLE)
+            for span in spans:
+                if span.part.stream == stream and span.end_ns > span.start_ns:
+                    _box(ax, span, lane, size)
+        ax.set_yticks([0.5, 1.5], STREAMS)
+        ax.tick_params(axis="y", length=0)
+        ax.set_xlabel(f"time ({unit})")
+        other = forward if backward is None else backward
+        ax.set_title(
+            f"forward of stage {forward} and backward of stage {other}: {format_time(round(whole))} as one op,"
+            f" {format_time(alone)} one after the other, {format_time(hidden_ns(*lines))} hidden",
+            loc="left",
+            color=INK,
+        )
+        apart = [W] if any("weights" in span.part.name for span in spans) else []
+        kinds = (F, BW, *apart)
+        handles = [Patch(color=COLOURS[kind], label=KIND_NAMES[kind]) for kind in kinds]
+        handles.append(Patch(facecolor="white", edgecolor=MUTED, hatch="////", label="on the way"))
+        ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.005, 1), borderaxespad=0)
+    return ax
+
+
+def save_pair(
+    profile: CostProfile, path: str | os.PathLike[str], forward: int, backward: int | None = None
+) -> Path:
+    """Write the picture as PNG, SVG or PDF.
+
+    Raises:
+        OptPipeError: for another ending, or a path that cannot be written. ProfileError: as `pair_chart`.
+    """
+    figure = pair_chart(profile, forward, backward).get_figure(root=True)
+    assert figure is not None
+    return save(figure, path)
+
+
+def _box(ax: Axes, span: PartSpan, lane: int, size: int) -> None:
+    """Draw a part, with its name where it can be read."""
+    name = span.part.name
+    colour = COLOURS[F if name.startswith("F") else W if "weights" in name else BW]
+    start, length = span.start_ns / size, (span.end_ns - span.start_ns) / size
+    ax.broken_barh(
+        [(start, length)], (lane + 0.08, 0.84), facecolor=colour, edgecolor="white",
+        hatch="////" if lane else None, linewidth=0.5,
+    )  # fmt: skip
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    left, right = ax.get_xlim()
+    room = ax.get_window_extent().width * 72 / figure.dpi * length / (right - left)
+    points = min(_LARGEST, room / (_EM * len(name)))
+    if points < _LEAST:
+        return
+    ax.text(
+        start + length / 2, lane + 0.5, name, ha="center", va="center", fontsize=points,
+        color=text_colour(colour),
+        bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.8} if lane else None,
+    )  # fmt: skip

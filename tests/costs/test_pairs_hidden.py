@@ -1,0 +1,288 @@
+"""What pairs hide: two streams by hand, and estimates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optpipe_sim import build, load_profile, save_profile, simulate
+from optpipe_sim.costs import estimate, load_machine
+from optpipe_sim.costs.pairs import interference, slower
+from optpipe_sim.errors import OptPipeError, ProfileError
+from optpipe_sim.frameworks.megatron.family import Choice, plan_of
+from optpipe_sim.plot import pair_chart
+from optpipe_sim.profile.streams import (
+    COMPUTE,
+    EXCHANGE,
+    Line,
+    Part,
+    Streams,
+    exchange_ns,
+    hidden_ns,
+    issued,
+    lines_of,
+    two_streams,
+)
+
+LAYER = Streams((3, 2, 2, 2), (2, 4, 2, 6))
+APART = Streams((3, 2, 2, 2), (2, 2, 2, 4), weights=(2, 2))
+DENSE = Streams((5, 0, 0, 0), (0, 0, 0, 9))
+MOE: dict[str, Any] = {
+    "model": "qwen3-30b-a3b", "machine": "h100", "devices": 4, "ep": 8, "dp": 8, "chunks": 2, "levels": False,
+}  # fmt: skip
+
+
+def _times(forward: Line | None, backward: Line | None) -> dict[str, tuple[float, float]]:
+    spans = two_streams(issued(forward, backward))
+    return {span.part.name: (span.start_ns, span.end_ns) for span in spans}
+
+
+def test_a_layer_of_each_by_hand() -> None:
+    """Tokens of one are on their way while the other computes; only the backward waits, for its last dispatch."""
+    line = Line(0, 0, (LAYER,))
+    assert _times(line, line) == {
+        "B0 combine": (0, 2), "F0 before": (0, 3), "B0 experts": (3, 7), "F0 dispatch": (3, 5),
+        "B0 dispatch": (7, 9), "F0 experts": (7, 9), "F0 combine": (9, 11), "B0 before": (9, 15),
+    }  # fmt: skip
+    assert hidden_ns(line, line) == 9 + 14 - 15 == exchange_ns(line, line)
+
+
+def test_an_op_alone_hides_nothing() -> None:
+    line = Line(7, 11, (LAYER, LAYER))
+    assert max(end for _, end in _times(line, None).values()) == 7 + 11 + 2 * 9
+    assert max(end for _, end in _times(None, line).values()) == 7 + 11 + 2 * 14
+
+
+def test_delayed_weight_gradients_cover_what_is_on_its_way() -> None:
+    """With a dispatch of 6 the experts' W runs beside the backward's; without, nothing is left to run."""
+    slow = replace(LAYER, backward=(2, 4, 6, 6)), replace(APART, backward=(2, 2, 6, 4))
+    together, apart = (Line(0, 0, (one,)) for one in slow)
+    # B experts until 7, its dispatch until 13, the rest until 19
+    assert max(end for _, end in _times(together, together).values()) == 19
+    times = _times(apart, apart)
+    assert times["B0 experts"] == (3, 5)
+    assert times["B0 weights of experts"] == (5, 7)
+    assert times["B0 dispatch"] == (5, 11)
+    assert times["F0 combine"] == (11, 13)
+    assert times["B0 before"] == (11, 15)
+    assert times["B0 weights of before"] == (15, 17)
+    assert hidden_ns(apart, apart) == hidden_ns(together, together) + 2
+
+
+def test_layers_that_are_left_over_and_dense_ones_expose_their_exchange() -> None:
+    one, two, dense = (Line(0, 0, layers) for layers in ((LAYER,), (LAYER, LAYER), (DENSE,)))
+    assert hidden_ns(two, two) == 2 * hidden_ns(one, one)
+    assert hidden_ns(one, two) == hidden_ns(one, one)
+    # the way to the experts behind the dense forward, the way back behind nothing
+    assert _times(dense, one)["B0 experts"] == (5, 9)
+    assert hidden_ns(dense, one) == 2
+    assert hidden_ns(dense, dense) == 0
+
+
+def test_the_head_runs_before_layers_in_a_backward_and_behind_them_in_a_forward() -> None:
+    ends = Line(4, 10, (DENSE,))
+    times = _times(ends, ends)
+    assert times == {
+        "F embedding": (0, 4), "B head": (4, 14), "F0 before": (14, 19), "B0 before": (19, 28),
+        "F head": (28, 38), "B embedding": (38, 42),
+    }  # fmt: skip
+
+
+def test_a_layer_that_runs_again_sends_its_tokens_again_with_nothing_beside() -> None:
+    full = Line(0, 0, (replace(LAYER, again=LAYER.forward),))
+    times = _times(full, full)
+    assert times["B0 combine again"] == (7, 9)
+    assert times["F0 before"] == (7, 10)  # issued behind the experts' second run
+    assert times["B0 combine"] == (9, 11)
+
+
+def test_each_slows_the_other_while_both_run() -> None:
+    """Compute of 3 beside an exchange of 2, 1.5 and 1.25 times as slow: 2.5 later 4 / 3 of it are left."""
+    parts = [Part("F", COMPUTE, 3, slower=1.5), Part("B", EXCHANGE, 2, slower=1.25)]
+    compute, exchange = two_streams(parts)
+    assert exchange.end_ns == pytest.approx(2.5)
+    assert compute.end_ns == pytest.approx(2.5 + 4 / 3)
+    assert two_streams([parts[0]])[0].end_ns == 3
+
+
+def test_parts_that_wait_for_later_ones_are_refused() -> None:
+    with pytest.raises(ValueError, match="issued behind"):
+        two_streams([Part("a", COMPUTE, 1, (1,)), Part("b", COMPUTE, 1)])
+
+
+_NS = st.integers(0, 50)
+_LAYERS = st.builds(
+    Streams,
+    st.tuples(_NS, _NS, _NS, _NS),
+    st.tuples(_NS, _NS, _NS, _NS),
+    st.tuples(_NS, _NS),
+    slower=st.tuples(st.floats(1, 2), st.floats(1, 2)),
+)
+_LINES = st.builds(Line, _NS, _NS, st.lists(_LAYERS, max_size=4).map(tuple))
+
+
+@given(_LINES, _LINES)
+def test_what_is_hidden_is_no_more_than_what_is_exchanged(forward: Line, backward: Line) -> None:
+    spans = two_streams(issued(forward, backward))
+    whole = max((span.end_ns for span in spans), default=0)
+    alone = sum(span.part.ns for span in spans)
+    compute = sum(span.part.ns for span in spans if span.part.stream == COMPUTE)
+    assert max(compute, alone - compute) - 1e-6 <= whole <= alone + 1e-6
+    assert 0 <= hidden_ns(forward, backward) <= min(alone - compute, compute)
+
+
+# -- estimates ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pairs", ["combined", "delayed-w"])
+@pytest.mark.parametrize("recompute", ["none", "moe_act,layernorm", "full"])
+def test_the_parts_of_layers_are_their_ops(pairs: str, recompute: str) -> None:
+    """But for what no kernel takes, `expert_us`."""
+    profile = estimate(**MOE, pairs=pairs, recompute=recompute)
+    item = profile.items[1]
+    assert item.streams is not None
+    launches = load_machine("h100").rates.expert_us * 1e3
+    again = recompute == "full"
+    parts = sum(
+        sum(getattr(item.streams, key)) for key in ("forward", "backward", "weights", "again")
+    )
+    whole = item.cost.t_f_ns + item.cost.t_b_ns + item.cost.t_w_ns
+    assert parts == pytest.approx(whole - launches * (4 / 3 if again else 1), rel=1e-6)
+    assert item.streams.forward[1] == item.streams.forward[3] > 0
+    assert any(item.streams.weights) is (pairs == "delayed-w")
+    assert item.streams.slower == slower()
+
+
+def test_pairs_hide_the_exchange_that_every_op_pays_in_full() -> None:
+    plain, paired = estimate(**MOE), estimate(**MOE, pairs="combined")
+    assert paired.stages == plain.stages
+    assert not plain.pair_hidden
+    assert isinstance(paired.pair_hidden, tuple)
+    lines = lines_of(paired, 3, 5)
+    assert paired.pair_hidden[3][5] == hidden_ns(*lines) <= exchange_ns(*lines)
+    alone, together = (
+        simulate(build(f"1f1b-i:chunks=2,pairs={pairs}", paired, 16), paired, enforce=False)
+        for pairs in ("no", "yes")
+    )
+    assert together.makespan_ns < alone.makespan_ns
+    # what is not in a pair takes as long as ever
+    first = together.spans[0]
+    assert first.end_ns - first.start_ns == plain.stages[0].t_f_ns
+
+
+def test_other_chunks_hide_what_their_layers_hide(tmp_path: Path) -> None:
+    paired = estimate(**MOE, pairs="combined")
+    four = paired.rechunk(4)
+    counts = [cost.layers or 0 for cost in four.stages]
+    layers = [counts[0] - 1, *counts[1:-1], counts[-1] - 1]
+    again = estimate(**{**MOE, "chunks": 4, "layers": layers}, pairs="combined")
+    assert four.pair_hidden == again.pair_hidden
+    save_profile(paired, tmp_path / "p.yaml")
+    read = load_profile(tmp_path / "p.yaml")
+    assert read == paired
+    assert read.items == paired.items
+    assert read.rechunk(4).pair_hidden == four.pair_hidden
+
+
+def test_layers_that_predict_further_tokens_and_dense_ones() -> None:
+    options = {"devices": 4, "ep": 8, "dp": 8, "chunks": 2, "levels": False, "pairs": "combined"}
+    profile = estimate("deepseek-v3", "h100", **options)
+    dense, experts, further = (profile.items[at].streams for at in (1, 10, -2))
+    assert dense is not None
+    assert experts is not None
+    assert further is not None
+    assert dense.forward[1:] == (0, 0, 0)
+    assert further.forward[0] > experts.forward[0]  # its projection
+    assert further.forward[1:] == experts.forward[1:]
+    assert profile.items[0].streams is profile.items[-1].streams is None
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"model": "llama3-8b", "ep": 1}, "llama3-8b has no experts"),
+        ({"exchange": "per-node-overlapped"}, "give exchange per-node"),
+        ({"recompute": "moe"}, "moe excludes pairs"),
+        ({"slices": 2}, "leave out slices"),
+        ({"pairs": "yes"}, "expected none, combined, delayed-w, got 'yes'"),
+    ],
+)
+def test_pairs_that_nothing_runs_are_refused(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(OptPipeError, match=problem):
+        estimate(**{"pairs": "combined", **MOE, **given})
+
+
+@pytest.mark.parametrize(
+    ("streams", "problem"),
+    [
+        ({"forward_ms": [1, 2, 3, 4]}, r"items\[0\]\.streams\.backward_ms: missing"),
+        ({"forward_ms": [1, 2], "backward_ms": [1] * 4}, "expected a list of before, dispatch"),
+        ({"forward_ms": [1] * 4, "backward_ms": [1] * 4, "slower": [3, 1]}, "must be from 1 to 2"),
+        ({"forward_ms": [1] * 4, "backward_ms": [1] * 4, "slower": ["x", 1]}, "2 numbers: compute"),
+        ({"forwards_ms": [1] * 4}, "backward_ms|forward_ms: missing"),
+        ({"forward_ms": [-1] * 4, "backward_ms": [1] * 4}, "must be at least 0"),
+    ],
+)
+def test_wrong_streams_in_files(streams: dict[str, Any], problem: str) -> None:
+    item = {"name": "layer", "count": 2, "t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_mib": 1}
+    with pytest.raises(ProfileError, match=problem):
+        load_profile({"devices": 2, "items": [{**item, "streams": streams}]})
+
+
+def test_megatrons_options_and_its_companions() -> None:
+    profile = estimate(**{**MOE, "tp": 2, "devices": 8, "etp": 1}, pairs="delayed-w")
+    plan, notes = plan_of(Choice(2, pairs=True), profile, 16)
+    command = plan.command()
+    assert "--overlap-moe-expert-parallel-comm" in command
+    assert "--delay-wgrad-compute" in command
+    assert plan.environment() == {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    assert any("CUDA_DEVICE_MAX_CONNECTIONS" in note for note in notes)
+
+
+def test_what_is_taken_for_interference_is_what_the_rows_say() -> None:
+    data = interference()
+    rows = {row["id"]: row for row in data["compute"]}
+    assert data["used"]["compute"] == round(rows["mean"]["ratio"], 2)
+    ratios = [ratio for row in data["exchange"] for ratio in row["ratio"]]
+    assert data["used"]["exchange"] == round(median(ratios), 2)
+    for row in data["exchange"]:
+        alone = row["ms"]["alone"]
+        assert row["ratio"] == [round(ms / alone, 3) for ms in row["ms"]["beside"]]
+
+
+def test_the_picture_has_both_streams_and_says_what_is_hidden() -> None:
+    profile = estimate(**{**MOE, "chunks": 6}, pairs="delayed-w")
+    ax = pair_chart(profile, 3)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["compute", "exchange"]
+    assert "hidden" in ax.get_title(loc="left")
+    words = [text.get_text() for text in ax.texts]
+    assert "F0 experts" in words
+    assert "B0 before" in words
+    with pytest.raises(ProfileError, match="estimate with --pairs"):
+        pair_chart(estimate(**MOE), 3)
+
+
+def test_from_the_command_line(command_line) -> None:
+    model = "--model qwen3-30b-a3b --machine h100 --seq 4096 --ep 8 --chunks 2"
+    run = f"estimate {model} --devices 4 --dp 8 --pairs --no-levels"
+    found = command_line(f"{run} --chart p.png --save p.yaml").out
+    assert "an F and a backward of stage 4 as one op take" in found
+    assert Path("p.png").stat().st_size > 10_000
+    use = f"evaluate {model} --gpus 32 --pp 4 -m 16"
+    plain, paired = (
+        command_line(f"{use} {more} --json").json for more in ("--schedule 1f1b-i", "--pairs")
+    )
+    assert paired["schedule"] == "1f1b-i:pairs=yes"
+    assert paired["iteration_ns"] < plain["iteration_ns"]
+    assert paired["bound_ns"] <= paired["iteration_ns"]
+    refused = command_line(
+        "evaluate --model qwen3-30b-a3b --machine h100 --seq 4096 --ep 8 --gpus 32 --pp 4 -m 16 --pairs"
+    )
+    assert refused.code == 2
+    assert "several chunks per device" in refused.err
