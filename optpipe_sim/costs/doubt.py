@@ -7,10 +7,13 @@ machine, kind of model and number format, and the features that none of them has
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
+from itertools import accumulate
+from math import exp, log1p
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -23,7 +26,7 @@ from .recompute.regions import RECOMPUTE
 from .work import Work
 
 POOR = 0.2  # a median error beyond which a time is nothing to plan by
-FEW = 3  # with fewer runs that share all features of a case, all of its kind count
+LEVEL = 0.8  # of the intervals
 
 
 class Compared(NamedTuple):
@@ -60,6 +63,11 @@ class Compared(NamedTuple):
     ablation: str = ""
     arm: str = ""
 
+    @property
+    def publication(self) -> str:
+        """Who published it, without the table or the release."""
+        return self.source.split(",")[0]
+
 
 class Best(NamedTuple):
     """The highest MFU (causal half of the scores counted) of published runs of one class."""
@@ -79,6 +87,8 @@ class Doubt:
         bias, worst: their median signed and largest error (negative: estimated too fast); None
             without any.
         runs: how many.
+        interval: what the measured time may be over the estimated one, in `LEVEL` of the cases: see `_interval`; None where
+            nothing comparable was measured.
         basis: a sentence with these numbers.
         unmeasured: features of the case that no compared run of this machine and kind has.
     """
@@ -89,6 +99,7 @@ class Doubt:
     runs: int
     basis: str
     unmeasured: tuple[str, ...]
+    interval: tuple[float, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the ``doubt`` of an estimated profile's meta."""
@@ -99,6 +110,7 @@ class Doubt:
             "runs": self.runs,
             "basis": self.basis,
             "unmeasured": list(self.unmeasured),
+            "interval": self.interval and list(self.interval),
         }
 
 
@@ -180,16 +192,13 @@ def _doubt(name: str, rates: Rates, kind: str, dtype: str, asked: frozenset[str]
     covered = frozenset().union(
         *(one.features for one in family if one.dtype in formats and one.error is not None)
     )
-    family = [one for one in family if one.role == "check" and one.error is not None]
-    same = [one for one in family if one.dtype in formats]
+    same, family, alike = pools(name, kind, dtype, checks())
     if not same:
         near = f"; in other formats {_summary(family)}" if family else ""
         return _unknown(f"no published run of {what} on {name} was compared{near}", asked)
     missing = tuple(sorted(asked - covered))
-    alike = [one for one in same if asked <= one.features]
-    chosen = alike if len(alike) >= FEW else same
-    errors = [one.error for one in chosen if one.error is not None]
-    basis = f"{what} on {name}: {_summary(chosen)}"
+    errors = [one.error for one in same if one.error is not None]
+    basis = f"{what} on {name}: {_summary(same)}"
     if missing:
         basis += f"; none of them has {', '.join(missing)}"
     return Doubt(
@@ -199,7 +208,54 @@ def _doubt(name: str, rates: Rates, kind: str, dtype: str, asked: frozenset[str]
         len(errors),
         basis,
         missing,
+        interval((alike,) if missing else (same, family, alike)),
     )
+
+
+def pools(
+    machine: str, kind: str, dtype: str, runs: Iterable[Compared]
+) -> tuple[list[Compared], list[Compared], list[Compared]]:
+    """Return the runs of a machine, kind of model and number format; those of the machine and the kind; those of the kind."""
+    formats = (dtype, _ALIKE.get(dtype, dtype))
+    of_kind = [one for one in runs if one.kind == kind]
+    of_machine = [one for one in of_kind if one.machine == machine]
+    return [one for one in of_machine if one.dtype in formats], of_machine, of_kind
+
+
+def interval(nearest: Iterable[Sequence[Compared]]) -> tuple[float, float] | None:
+    """Return the interval of measured over estimated time that holds `LEVEL` of the runs of a source that was not compared.
+
+    The first of `nearest` (see `pools`) that has two sources counts. The runs of each source deviate from the median of the
+    other sources' runs; the interval is the median of all, and to both sides what `LEVEL` of these deviations do not exceed,
+    each source counting alike: what the runs of a source have in common, the set-up of its machine and its way to measure, is
+    part of what is unknown of another source.
+    """
+    for runs in nearest:
+        by_source: dict[str, list[float]] = {}
+        for one in runs:
+            by_source.setdefault(one.publication, []).append(log1p(one.error or 0.0))
+        if len(by_source) > 1:
+            break
+    else:
+        return None
+    deviations = []
+    for source, own in by_source.items():
+        middle = _quantile([each for other, each in by_source.items() if other != source], 0.5)
+        deviations.append([abs(error - middle) for error in own])
+    middle, width = _quantile(by_source.values(), 0.5), _quantile(deviations, LEVEL)
+    return exp(-middle - width), exp(width - middle)
+
+
+def _quantile(groups: Iterable[Sequence[float]], level: float) -> float:
+    """Return the least value that `level` of all values do not exceed, where each group counts alike."""
+    weighted = sorted((value, 1 / len(group)) for group in groups for value in group)
+    shares = list(accumulate(weight for _, weight in weighted))
+    return weighted[bisect_left(shares, level * shares[-1] - 1e-9)][0]
+
+
+def checks() -> list[Compared]:
+    """Return the runs that judge an estimate of time: nothing was fitted to them."""
+    return [one for one in compared() if one.role == "check" and one.error is not None]
 
 
 def caution(error: float | None, bias: float | None) -> str | None:
@@ -224,7 +280,7 @@ def _unknown(basis: str, asked: Iterable[str]) -> Doubt:
 def _summary(runs: list[Compared]) -> str:
     """Describe number, errors and sources of compared runs."""
     errors = [one.error for one in runs if one.error is not None]
-    sources = "; ".join(dict.fromkeys(one.source.split(",")[0] for one in runs))
+    sources = "; ".join(dict.fromkeys(one.publication for one in runs))
     count = f"{len(runs)} published runs" if len(runs) > 1 else "1 published run"
     middle, worst = median(errors), max(errors, key=abs)
     side = "too long" if middle > 0 else "too short"

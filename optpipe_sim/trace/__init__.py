@@ -203,12 +203,12 @@ class Trace:
 
     @property
     def iteration_interval_ns(self) -> tuple[int, int] | None:
-        """The interval that holds the measured time of four iterations in five under the execution, by its error on runs that
-        it was not fitted to; None where that is not known."""
-        common = self.profile.execution_notes["common"]
-        if common is None:
+        """The interval that holds the measured time of four iterations in five, see `CostProfile.time_interval`."""
+        interval = self.profile.time_interval
+        if interval is None:
             return None
-        return round(self.iteration_ns * (1 - common)), round(self.iteration_ns * (1 + common))
+        low, high = (round(self.iteration_ns * factor) for factor in interval)
+        return low, high
 
     @property
     def bubble_rate(self) -> float:

@@ -50,7 +50,7 @@ def test_an_answer_under_an_execution_has_its_interval(here) -> None:
     assert (low + high) / 2 == pytest.approx(issued["iteration_ns"], rel=1e-6)
     assert high / issued["iteration_ns"] == pytest.approx(1 + common)
     assert (
-        "four runs of five"
+        "in four of five runs as megatron-lm issues them"
         in here("simulate p.yaml --schedule 1f1b -m 8 --execution megatron-lm").out
     )
 
@@ -112,6 +112,11 @@ def test_estimates_take_an_execution(here) -> None:
     issued = here(f"evaluate {run} --gpus 4 --pp 4 -m 16 --execution megatron-lm --json").json
     assert issued["execution"] == "megatron-lm"
     assert issued["iteration_ns"] > ideal["iteration_ns"]
-    assert ideal["iteration_interval_ns"] is None
-    low, high = issued["iteration_interval_ns"]
-    assert low < issued["iteration_ns"] < high
+    # an estimate is as uncertain as runs that were compared, and as what the execution adds to it
+    error = load_profile("e.yaml").meta["doubt"]["interval"]
+    wanted = [ideal["iteration_ns"] * factor for factor in error]
+    assert ideal["iteration_interval_ns"] == pytest.approx(wanted, rel=1e-6)
+    common = load_execution("megatron-lm").common
+    factors = [min(1 - common, error[0]), max(1 + common, error[1])]
+    wanted = [issued["iteration_ns"] * factor for factor in factors]
+    assert issued["iteration_interval_ns"] == pytest.approx(wanted, rel=1e-6)

@@ -13,7 +13,18 @@ from experiments.costs_runs.report import Pair, _right, arms, judged, report_tex
 from experiments.costs_runs.run import compare, data_text, held_out, table_text
 from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.advise.evaluate import evaluate
-from optpipe_sim.costs.doubt import POOR, best_published, caution, compared, doubt, plausibility
+from optpipe_sim.costs.doubt import (
+    POOR,
+    Compared,
+    best_published,
+    caution,
+    checks,
+    compared,
+    doubt,
+    interval,
+    plausibility,
+    pools,
+)
 from optpipe_sim.costs.layer import Gemm, layer
 from optpipe_sim.costs.parallelism import Layout
 from optpipe_sim.costs.provenance import mfu, mfu_ceiling, sync_seconds
@@ -157,6 +168,39 @@ def test_a_number_is_given_only_where_every_feature_was_compared() -> None:
     assert experts.error is None
     assert "no published run of models with experts in tf32 on h100-sxm" in experts.basis
     assert "in other formats" in experts.basis
+
+
+def test_an_irrelevant_option_leaves_the_doubt_as_it_is() -> None:
+    plain = _doubt("llama3-8b", "a100", devices=8, zero=1)
+    other = _doubt("llama3-8b", "a100", devices=8, zero=1, recompute="full")
+    assert plain == other
+    assert plain.interval is not None
+    assert plain.interval[0] < plain.interval[1]
+
+
+def test_an_interval_by_hand() -> None:
+    def run(source: str, error: float) -> Compared:
+        return Compared("a100-80gb", "dense", "bf16", frozenset(), error, 0.4, 0.4, "run", source)
+
+    one = [run("a, table 1", 0.0), run("a, table 2", 0.0)]
+    assert interval((one, [])) is None
+    # each of two sources deviates from the other's median by log(1.1); the median of both is the lower one
+    both = [*one, run("b", 0.1)]
+    assert interval((one, both)) == pytest.approx((1 / 1.1, 1.1))
+    # twice as many of one source do not change it
+    assert interval(([*both, *one],)) == pytest.approx((1 / 1.1, 1.1))
+
+
+def test_intervals_hold_what_they_say_of_sources_that_were_left_out() -> None:
+    runs = checks()
+    held = []
+    for source in {one.publication for one in runs}:
+        others = [one for one in runs if one.publication != source]
+        for one in (one for one in runs if one.publication == source):
+            low, high = interval(pools(one.machine, one.kind, one.dtype, others))
+            held.append(low <= 1 / (1 + one.error) <= high)
+    assert len(held) > 150
+    assert 0.7 <= sum(held) / len(held) <= 0.9
 
 
 def test_what_is_far_off_is_warned_of() -> None:

@@ -160,14 +160,22 @@ def labelled(out: Out, label: str, text: str) -> None:
     out.print(Text(f"{label}: ", "dim").append(text, "default"), soft_wrap=True)
 
 
+def expected(trace: Trace) -> str:
+    """Return within which times four of five measured iterations are; empty where that is not known."""
+    interval = trace.iteration_interval_ns
+    if interval is None:
+        return ""
+    low, high = map(format_time, interval)
+    notes = trace.profile.execution_notes
+    runs = "runs like it" if notes["common"] is None else f"runs as {notes['name']} issues them"
+    return f"{low} to {high} in four of five {runs}"
+
+
 def times(out: Out, trace: Trace, more: Text | None = None) -> None:
     """Print the time of an iteration, the pipeline's part of it where there is more, and the idle time of that."""
     span = "" if trace.objective == "flush" else " of the longest device"
-    interval = trace.iteration_interval_ns
-    if interval is not None:
-        low, high = map(format_time, interval)
-        name = trace.profile.execution_notes["name"]
-        span += f", {low} to {high} in four runs of five as {name} issues it"
+    known = expected(trace)
+    span += f", {known}" if known else ""
     whole, pipeline = format_time(trace.iteration_ns), format_time(trace.cost_ns)
     if trace.iteration_ns == trace.cost_ns:
         line(out, "time per iteration", Text(f"{whole}{span}", "bold").append(more or Text()))

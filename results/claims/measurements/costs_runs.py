@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.contest.task import MACHINES
 from experiments.costs_runs.report import NEAR_GIB, NEAR_TIME, Arm, arms
-from optpipe_sim.costs.doubt import compared
+from optpipe_sim.costs.doubt import checks, compared, interval, pools
 from optpipe_sim.study.claims import Tables, percent
 
 QWEN = (
@@ -38,6 +38,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         return f"{percent(median(errors))} ({percent(max(errors))}, n = {len(errors)})"
 
     yield _held_out(rows)
+    yield _intervals()
     yield from _by_file(tables)
     yield _hiding(rows)
     yield _layouts(rows)
@@ -168,6 +169,19 @@ def _cell(errors: list[float]) -> str:
         return "none"
     sizes = [abs(error) for error in errors]
     return f"{percent(median(sizes))} ({percent(max(sizes))}) of {len(sizes)}"
+
+
+def _intervals() -> str:
+    """How many runs of each source lie within the intervals that the other sources give."""
+    runs, held = checks(), []
+    for source in {one.publication for one in runs}:
+        others = [one for one in runs if one.publication != source]
+        for one in (one for one in runs if one.publication == source):
+            found = interval(pools(one.machine, one.kind, one.dtype, others))
+            assert found is not None
+            assert one.error is not None
+            held.append(found[0] <= 1 / (1 + one.error) <= found[1])
+    return f"each source left out in turn, such intervals hold {percent(sum(held) / len(held), 0)} of {len(held)} times"
 
 
 def _held_out(rows: list[dict[str, Any]]) -> str:

@@ -298,7 +298,7 @@ def _show_best(out: Out, found: Advice, best: Row) -> None:
     from rich.text import Text
 
     from ....units import format_size
-    from ...outputs.show import fullest_text, labelled
+    from ...outputs.show import expected, fullest_text, labelled
 
     text = parts_text(found.parts(best))
     labelled(out, "shares of its iteration", text)
@@ -309,7 +309,7 @@ def _show_best(out: Out, found: Advice, best: Row) -> None:
         labelled(out, f"memory of rank {fullest[0]}, the fullest", fullest[1])
     text = f"MFU: {MFU_COUNTS}; with every score {best.mfu:.1%} for the best"
     out.print(Text(text, "dim"), soft_wrap=True)
-    sure = found.basis
+    sure = "; ".join(filter(None, (expected(best.trace), found.basis)))
     if found.error is None:
         sure += "; no error can be stated for this plan"
     else:

@@ -365,6 +365,11 @@ def _show_doubt(out: Out, profile: CostProfile, plausible: tuple[bool | None, st
         soft_wrap=True,
     )
     sure = profile.meta["doubt"]["basis"]
+    if profile.time_interval is not None:
+        low, high = profile.time_interval
+        sure = (
+            f"{low:.2f} to {high:.2f} times what is estimated in four of five runs like it; {sure}"
+        )
     if profile.meta["doubt"]["error"] is None:
         sure += "; no error can be stated for this case"
     labelled(out, "how sure", sure)

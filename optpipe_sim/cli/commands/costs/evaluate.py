@@ -223,7 +223,7 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
     from rich.text import Text
 
     from ....units import format_size, format_time
-    from ...outputs.show import fullest_text, labelled, line, plain_table, warn
+    from ...outputs.show import expected, fullest_text, labelled, line, plain_table, warn
     from ...outputs.verdict import remedies, verdict
     from .advise import MFU_COUNTS, parts_text
 
@@ -288,7 +288,7 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
         labelled(out, f"memory of rank {fullest[0]}, the fullest", fullest[1])
     text = f"MFU: {MFU_COUNTS}; TFLOP/s as Megatron-LM logs them, with every score"
     out.print(Text(text, "dim"), soft_wrap=True)
-    sure = found.advice.basis
+    sure = "; ".join(filter(None, (expected(row.trace), found.advice.basis)))
     sure += "" if found.advice.error is not None else "; no error can be stated for this case"
     labelled(out, "how sure", sure)
     for text in (*found.advice.doubts(row), *found.findings()):
