@@ -56,6 +56,9 @@ _WORK = (
     "sequence_parallel",
     "cuda_graphs",
     "grad_reduce_in_bf16",
+    "accumulate_grads_in_fp32",
+    "weights_in_fp32",
+    "loss_fusion",
     "overlap",
 )
 

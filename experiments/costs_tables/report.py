@@ -64,7 +64,7 @@ def report(
 
 
 def _rates(machine: Machine, rates: Rates) -> list[str]:
-    names = ("gemm", "attention", "bandwidth", "p2p", "overhead", "memory_factor", "working_set")
+    names = ("gemm", "attention", "bandwidth", "p2p", "overhead", "workspace_mib")
     lines = ["## Rates of the A100", "", "| rate | data sheet | fitted |", "|---|--:|--:|"]
     lines += [
         f"| {name} | {getattr(machine.rates, name):.3f} | {getattr(rates, name):.3f} |"
@@ -75,7 +75,10 @@ def _rates(machine: Machine, rates: Rates) -> list[str]:
         "",
         "`overhead` is the part of an iteration in no op: the papers' own op times, replayed, are"
         " faster than their measured throughput. One p2p rate cannot give every T_comm: it is a mean over"
-        " messages within a node and between nodes, whose number and placement are not published.",
+        " messages within a node and between nodes, whose number and placement are not published."
+        " `workspace_mib` is the constant by which Zero Bubble's peaks exceed gradients of 2 bytes per weight (their"
+        " script has `--fp16` without `--accumulate-allreduce-grads-in-fp32`) with activations; what holds it is not said, and the machine file leaves it out."
+        " `context_gib` is what the runs that ran out of memory leave of the 80 GiB.",
     ]
 
 

@@ -43,6 +43,7 @@ BOUNDS = {
     "overhead": (0.0, 0.5),
     "memory_factor": (0.8, 1.3),
     "working_set": (0.0, 2.0),
+    "workspace_mib": (0.0, 8192.0),
 }
 _OPTIONS = [
     "tp",
@@ -256,7 +257,7 @@ def run(
     replays: Replays | None = None,
 ) -> list[Measurement]:
     """Of a whole iteration under ``setup.schedule``: its time, the peak of the fullest device, and
-    that peak less weights, gradients and optimizer states.
+    that peak less what is held when the iteration begins: weights, gradients, optimizer states and libraries' workspace.
     """
     replays = replays or Replays(setup, machine)
     flash = bool(setup.options.get("flash", True))
@@ -271,7 +272,8 @@ def run(
     def activation(rates: Rates) -> float:
         trace = replays.trace(rates)
         weights = trace.profile.meta["weights_bytes_per_device"]
-        return float(max(b - w for b, w in zip(trace.peak_bytes, weights, strict=True))) / _GIB
+        held = max(b - w for b, w in zip(trace.peak_bytes, weights, strict=True))
+        return float(held) / _GIB - rates.workspace_mib / 1024
 
     label = f"{_label(setup)} m={setup.microbatches} {setup.schedule}"
     made = []

@@ -90,6 +90,9 @@ def estimate(
     overlap: Sequence[str] = (),
     grad_reduce_in_bf16: bool = False,
     pairs: str = "none",
+    accumulate_grads_in_fp32: bool = False,
+    weights_in_fp32: bool = False,
+    loss_fusion: str = "",
     offload: bool | None = None,
     layers: Sequence[int] | None = None,
     levels: bool | None = None,
@@ -110,8 +113,10 @@ def estimate(
         chunks, placement: as in a profile. `flash`: fused attention.
         recompute: ``none``, ``norms`` (norms, activation functions, dropout), ``full``, or modules, some of `regions.MODULES`.
         dtype: ``bf16``, ``fp16``, ``fp8``, ``fp32`` or ``tf32``.
-        exchange, context, cuda_graphs, overlap, grad_reduce_in_bf16: how tokens reach experts, what devices exchange that share a
-            sequence, whether iterations run as CUDA graphs, what hides behind compute, gradients; see `work.Work`.
+        exchange, context, cuda_graphs, overlap: how tokens reach experts, what devices exchange that share a sequence,
+            whether iterations run as CUDA graphs, what hides behind compute; see `work.Work`, also for the next ones.
+        grad_reduce_in_bf16, accumulate_grads_in_fp32, weights_in_fp32, loss_fusion: formats of gradients and weights, how the
+            loss is computed.
         pairs: ``combined``: a forward and a backward may run as one op that hides their exchange of tokens, and the profile says how much
             (`pair_hidden`, replayed layer by layer); ops outside of pairs pay all of it. ``delayed-w``: with gradients of weights apart.
         offload: False for none; True to insist; None for one wherever the machine has PCIe data.
@@ -135,7 +140,7 @@ def estimate(
     work = Work(
         microbatch, seq, tp, cp, ep, layout.expert_tp, flash, choice_of(recompute), dtype,
         sequence_parallel and tp > 1, exchange, context, cuda_graphs, tuple(overlap),
-        grad_reduce_in_bf16, pairs,
+        grad_reduce_in_bf16, pairs, accumulate_grads_in_fp32, weights_in_fp32, loss_fusion,
     )  # fmt: skip
     if pairs != "none" and slices > 1:
         raise OptPipeError("pairs: of whole sequences; leave out slices, or pairs")
@@ -145,10 +150,7 @@ def estimate(
     plan = _Plan(model, machine, layout, work, slices)
     lengths = plan.lengths(slice_by)
     counts = plan.counts(layout.pipeline * chunks, layers)
-    if levels is None:
-        levels = work.recompute == "none"
-    elif levels and work.recompute != "none":
-        raise OptPipeError(f"levels: give them or recompute={work.recompute}, not both")
+    levels = _has_levels(levels, work)
     costs, section = offloading(plan.stages(counts, chunks, levels), machine, layout, offload)
     if slices > 1:
         costs = plan.sliced_stages(lengths, counts, chunks, levels, offload)
@@ -174,6 +176,13 @@ def estimate(
     if pairs != "none":
         made = replace(made, pair_hidden=made.hidden_for([cost.layers or 0 for cost in costs]))
     return with_context_exchange(made) if slice_by == "exchange" else made
+
+
+def _has_levels(asked: bool | None, work: Work) -> bool:
+    """Return whether stages get levels of recomputation: unless `work` says what every run recomputes."""
+    if asked and work.recompute != "none":
+        raise OptPipeError(f"levels: give them or recompute={work.recompute}, not both")
+    return work.recompute == "none" if asked is None else asked
 
 
 class _Parts(NamedTuple):
@@ -394,7 +403,7 @@ class _Plan:
         each = self.work.weight_bytes
         static = static_bytes(weights, self.layout, each, self.work.gradient_bytes)
         if self.layout.zero == 3:  # one layer's weights gathered, the next one's on the way
-            static += 2 * max(sum(w) for w in self.weights.values()) * each
+            static += 2 * max(sum(w) for w in self.weights.values()) * self.work.element
         kept = round(act * factor)
         return StageCost(
             t_f_ns=max(1, round(seconds["F"] * 1e9)),

@@ -19,6 +19,7 @@ from .work import (
     DTYPES,
     EXCHANGES,
     GRADIENT_BYTES,
+    LOSS_FUSIONS,
     OVERLAPS,
     PAIRS,
     Work,
@@ -402,6 +403,20 @@ def check_work(model: Model, work: Work) -> None:
     check_pairs(model, work)
     if work.grad_reduce_in_bf16 and work.dtype not in ("bf16", "fp8"):
         raise OptPipeError(f"grad_reduce_in_bf16: needs dtype bf16 or fp8, got {work.dtype}")
+    if work.accumulate_grads_in_fp32 and (work.dtype != "fp16"):
+        raise OptPipeError(
+            f"accumulate_grads_in_fp32: needs dtype fp16, got {work.dtype}, whose gradients are in fp32"
+            " unless grad_reduce_in_bf16"
+        )
+    if work.weights_in_fp32 and (work.dtype not in ("bf16", "fp16") or work.gradient_bytes == 2):
+        raise OptPipeError(
+            f"weights_in_fp32: needs dtype bf16 or fp16 with gradients in fp32, got {work.dtype}"
+            f" with gradients of {work.gradient_bytes} bytes"
+        )
+    if work.loss_fusion not in ("", *LOSS_FUSIONS):
+        raise OptPipeError(
+            f"loss_fusion: expected {', '.join(LOSS_FUSIONS)}, got {work.loss_fusion!r}"
+        )
     for key, whole in (("heads", model.heads), ("ffn", model.ffn)):
         if whole % work.tp:
             raise OptPipeError(f"tp: {work.tp} does not divide the {whole} {key} of {model.name}")

@@ -29,6 +29,7 @@ _USED = (
     "memory_factor",
     "overhead",
 )
+_FORMATS = ("grad_reduce_in_bf16", "accumulate_grads_in_fp32", "weights_in_fp32")
 _ONCE = (
     "optimizer_ms",
     "gradient_sync_ms",
@@ -78,7 +79,8 @@ def provenance(
             **({"exchange": work.exchange} if work.ep > 1 else {}),
             **({"sequence_parallel": False} if work.tp > 1 and not work.sequence_parallel else {}),
             **({"cuda_graphs": True} if work.cuda_graphs else {}),
-            **({"grad_reduce_in_bf16": True} if work.grad_reduce_in_bf16 else {}),
+            **{key: True for key in _FORMATS if getattr(work, key)},
+            **({"loss_fusion": work.loss_fusion} if work.loss_fusion else {}),
             **({"overlap": list(work.overlap)} if work.overlap else {}),
             **({"context": work.context} if work.cp > 1 and work.context != "ring" else {}),
             **({"slices": list(lengths)} if len(lengths) > 1 else {}),

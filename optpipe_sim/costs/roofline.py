@@ -17,7 +17,7 @@ from .layer import Gemm, Kept, Layer, operands, stored
 from .machines import Machine
 from .models import Model
 from .recompute.regions import MODULES, Region, dropped, modules_of
-from .work import GRADIENT_BYTES, Message, Work
+from .work import GRADIENT_BYTES, LOSS_FUSIONS, Message, Work
 
 TILE = 128
 EXPERT_SHARE = {"F": 1 / 3, "B": 2 / 3}  # of `Rates.expert_us`
@@ -319,7 +319,7 @@ def head_time(op: str, machine: Machine, model: Model, work: Work) -> OpTime:
     gemm = head_gemm(model, work)
     seconds = gemm_seconds(gemm, op, machine, work.dtype, work.element, work.gradient_bytes)
     logits = gemm.rows * gemm.columns
-    kept = machine.rates.logit_bytes
+    kept = min(4.0, logit_bytes(machine, work))  # what is copied beside it counts no passes
     passes = {"F": work.element + 4 * kept, "B": 2 * kept + work.element, "W": 0.0}[op]
     moved = passes * logits
     moved += {"F": 2, "B": 4, "W": 0}[op] * work.element * model.hidden * work.norm_tokens
@@ -364,11 +364,16 @@ def head_gemm(model: Model, work: Work) -> Gemm:
     return Gemm("head", work.tokens, model.hidden, -(-model.outputs // work.tp))
 
 
+def logit_bytes(machine: Machine, work: Work) -> float:
+    """Return the bytes of one logit that the loss keeps for its backward pass."""
+    return LOSS_FUSIONS.get(work.loss_fusion, machine.rates.logit_bytes)
+
+
 def head_bytes(machine: Machine, model: Model, work: Work) -> tuple[int, int]:
     """Inputs of the last norm and of the head; the logits."""
     gemm = head_gemm(model, work)
     inputs = 2 * work.element * work.norm_tokens * model.hidden
-    return inputs, round(machine.rates.logit_bytes * gemm.rows * gemm.columns)
+    return inputs, round(logit_bytes(machine, work) * gemm.rows * gemm.columns)
 
 
 def head_working_set(machine: Machine, model: Model, work: Work) -> int:
@@ -388,4 +393,4 @@ def head_working_set(machine: Machine, model: Model, work: Work) -> int:
 def buffer_bytes(gemms: Iterable[Gemm], machine: Machine, work: Work) -> int:
     """Return the buffers that W keeps for weights of these shapes."""
     weights = sum(gemm.inner * gemm.columns for gemm in gemms if gemm.weights)
-    return round(machine.rates.weight_buffers * work.weight_bytes * weights)
+    return round(machine.rates.weight_buffers * work.element * weights)

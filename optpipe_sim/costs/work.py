@@ -17,7 +17,7 @@ PAIRS = ("none", "combined", "delayed-w")
 # what of `Work` says how a layer runs, whatever the split; `estimate` has arguments of these names
 HOW = (
     "flash", "dtype", "exchange", "context", "sequence_parallel", "cuda_graphs", "overlap",
-    "grad_reduce_in_bf16", "pairs",
+    "grad_reduce_in_bf16", "pairs", "accumulate_grads_in_fp32", "weights_in_fp32", "loss_fusion",
 )  # fmt: skip
 # Communication that may hide behind compute, by the Megatron-LM option that hides it.
 OVERLAPS = {
@@ -25,7 +25,10 @@ OVERLAPS = {
     "param-gather": "overlap-param-gather",
     "tp-comm": "tp-comm-overlap",
 }
-GRADIENT_BYTES = 4  # of a weight's gradient, summed up in fp32 unless the work has it in bf16
+GRADIENT_BYTES = 4  # of a weight's gradient, summed up in fp32 unless the work has it in 16 bits
+# Bytes of one logit that the loss keeps for its backward pass. In fp32, overwritten with the softmax: 4. Megatron-LM's native fusion (compiled
+# functions, which copy what they change in place): one more of these. TransformerEngine's: the logits, overwritten with their gradients.
+LOSS_FUSIONS = {"none": 4, "native": 8, "te": 2}
 # Bytes of an activation; of those that only linears keep, `layer.INPUTS`, fewer in fp8.
 DTYPES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4, "tf32": 4}
 
@@ -51,7 +54,9 @@ class Work:
             iteration's first forward passes; ``tp-comm``, collectives of tensor parallelism behind the GEMMs
             that they feed or follow.
         grad_reduce_in_bf16: weights' gradients are summed up, kept and reduced in bf16 (Megatron-LM's option).
-        pairs: how a forward and a backward run as one op, one of `PAIRS`.
+    LOSS_FUSIONS,
+    OVERLAPS,
+    PAIRS,
     """
 
     microbatch: int
@@ -70,6 +75,9 @@ class Work:
     overlap: tuple[str, ...] = ()
     grad_reduce_in_bf16: bool = False
     pairs: str = "none"
+    accumulate_grads_in_fp32: bool = False
+    weights_in_fp32: bool = False
+    loss_fusion: str = ""
 
     @property
     def tokens(self) -> int:
@@ -89,12 +97,13 @@ class Work:
     @property
     def gradient_bytes(self) -> int:
         """Bytes of a weight's gradient."""
-        return 2 if self.grad_reduce_in_bf16 else GRADIENT_BYTES
+        narrow = self.dtype == "fp16" and not self.accumulate_grads_in_fp32
+        return 2 if narrow or self.grad_reduce_in_bf16 else GRADIENT_BYTES
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of a weight."""
-        return 4 if self.dtype in ("fp32", "tf32") else 2
+        return 4 if self.weights_in_fp32 else self.element
 
 
 class Message(NamedTuple):

@@ -102,10 +102,16 @@ def options(
             f"profile {profile.name}: its costs hide tensor parallelism's collectives as Megatron-LM does, which"
             " torchtitan has no option for; estimate without --overlap tp-comm"
         )
-    if dict(profile.meta.get("work") or {}).get("grad_reduce_in_bf16"):
+    work = dict(profile.meta.get("work") or {})
+    if work.get("grad_reduce_in_bf16"):
         raise OptPipeError(
             f"profile {profile.name}: its costs have gradients in bf16, which torchtitan reduces in fp32;"
             " estimate without --grad-reduce-in-bf16"
+        )
+    if work.get("dtype") == "fp16" and not work.get("accumulate_grads_in_fp32"):
+        raise OptPipeError(
+            f"profile {profile.name}: its costs have gradients in fp16, which torchtitan reduces in fp32;"
+            " estimate with --accumulate-grads-in-fp32"
         )
     if shape.devices > 1:  # its CUDA graphs are on by default, and refuse a pipeline
         if dict(profile.meta.get("work") or {}).get("cuda_graphs"):

@@ -191,6 +191,16 @@ def test_groups_run_or_are_refused(
         ),
         ("llama3-8b", 2, {"dtype": "fp8"}, {"bf16": True, "fp8_recipe": "tensorwise"}),
         ("llama3-8b", 2, {"grad_reduce_in_bf16": True}, {"grad_reduce_in_bf16": True}),
+        (
+            "llama3-8b",
+            2,
+            {"dtype": "fp16", "accumulate_grads_in_fp32": True, "loss_fusion": "te"},
+            {
+                "accumulate_allreduce_grads_in_fp32": True,
+                "cross_entropy_loss_fusion": True,
+                "cross_entropy_fusion_impl": "te",
+            },
+        ),
         ("llama3-8b", 2, {"dtype": "fp16", "flash": False}, {"attention_backend": "unfused"}),
         ("llama3-8b", 4, {"cp": 2, "context": "heads"}, {"cp_comm_type": ["a2a"]}),
         (

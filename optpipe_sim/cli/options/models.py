@@ -106,11 +106,28 @@ def add_kernels(parser: argparse.ArgumentParser) -> None:
 
 
 def add_whole_run(parser: argparse.ArgumentParser) -> None:
-    """``--cuda-graphs`` and ``--grad-reduce-in-bf16``."""
+    """``--cuda-graphs``, ``--loss-fusion``, and the formats of gradients and weights."""
     parser.add_argument(
         "--grad-reduce-in-bf16",
         action="store_true",
         help="gradients of weights are summed up, kept and reduced in bf16, not fp32",
+    )
+    parser.add_argument(
+        "--accumulate-grads-in-fp32",
+        action="store_true",
+        help="with --dtype fp16: gradients of weights are summed up, kept and reduced in fp32, not fp16",
+    )
+    parser.add_argument(
+        "--weights-in-fp32",
+        action="store_true",
+        help="weights are kept in fp32 and cast for the GEMMs, as torchtitan does: 16 bytes per weight, not 18",
+    )
+    parser.add_argument(
+        "--loss-fusion",
+        choices=("none", "native", "te"),
+        default="",
+        help="how the loss is computed: none (fp32); native, te (Megatron-LM's --cross-entropy-fusion-impl); default: as"
+        " the machine file's logit_bytes says",
     )
     parser.add_argument(
         "--cuda-graphs",

@@ -220,6 +220,9 @@ def evaluate(
     overlap: Sequence[str] = (),
     grad_reduce_in_bf16: bool = False,
     pairs: str = "none",
+    accumulate_grads_in_fp32: bool = False,
+    weights_in_fp32: bool = False,
+    loss_fusion: str = "",
     memory_limit: Size | None = None,
     calibration: Calibration | None = None,
     measured_ns: float | None = None,
@@ -234,7 +237,8 @@ def evaluate(
         schedule: a published one by name, options included; None: 1F1B, interleaved with `chunks`, and with `pairs` Megatron-LM's
             combined one.
             ``1f1b:recompute=LEVEL`` takes a level of `estimate(levels=True)`.
-        pp, tp, cp, ep, etp, zero, chunks, recompute, layers, flash, dtype, exchange, context, cuda_graphs, overlap, grad_reduce_in_bf16, pairs: as for `estimate`;
+        pp, tp, cp, ep, etp, zero, chunks, recompute, layers, flash, dtype, exchange, context, cuda_graphs, overlap, grad_reduce_in_bf16, accumulate_grads_in_fp32,
+            weights_in_fp32, loss_fusion, pairs: as for `estimate`;
             zero is 1 by default where there are replicas.
         execution: how the trainer issues the work, a name or what `load_execution` returns. Rates are fitted to ideal
             replays of whole runs, and so have a part of it already: it tells schedules apart, and makes times longer.
@@ -255,15 +259,8 @@ def evaluate(
         require_count(key, value)
     microbatches = _microbatches(microbatches, global_batch, gpus // (pp * tp * cp), microbatch)
     name = schedule or _usual(pp, chunks, pairs)
-    base, options = parse_name(name)
-    if base == "optpipe":
-        raise OptPipeError("schedule: optpipe is searched for; evaluate what is run today")
-    if base in VEE or (base in LOOP and chunks == 1):
-        chunks = options.get("chunks", 2)
-    if chunks > 1 and not {"loop", "vee"} & {*ENTRIES[base].runs}:
-        raise OptPipeError(f"chunks: {base} runs one chunk per device, not {chunks}; try 1f1b-i")
+    chunks, placement = _cut(name, chunks)
     dp = _replicas(gpus, pp, tp, cp)
-    placement = "vee" if base in VEE else "loop"
     recompute = choice_of(recompute)
     zero = (1 if dp * cp > 1 else 0) if zero is None else zero
     limit = machine.usable_bytes if memory_limit is None else as_limit("memory limit", memory_limit)
@@ -274,7 +271,9 @@ def evaluate(
         model, machine, gpus, dp * microbatch * microbatches, seq, limit,
         (pp,), (tp,), (cp,), (dp,), (ep,), (zero,), (microbatch,), (chunks,), (recompute,),
         (name,), flash, dtype, exchange, context, sequence_parallel, etp=None if etp is None else (etp,),
-        cuda_graphs=cuda_graphs, overlap=tuple(overlap), grad_reduce_in_bf16=grad_reduce_in_bf16, pairs=pairs,
+        cuda_graphs=cuda_graphs, overlap=tuple(overlap), grad_reduce_in_bf16=grad_reduce_in_bf16,
+        accumulate_grads_in_fp32=accumulate_grads_in_fp32, weights_in_fp32=weights_in_fp32, loss_fusion=loss_fusion,
+        pairs=pairs,
         execution=load_execution(execution),
     )  # fmt: skip
     profile = estimate(
@@ -283,7 +282,7 @@ def evaluate(
         **question.common,
         **choice.layout,
         layers=layers,
-        levels=True if "recompute" in options else None,
+        levels=True if "recompute" in parse_name(name)[1] else None,
     )
     profile = question.limited(profile)
     trace = replayed_freely(profile, microbatches, name)
@@ -315,6 +314,18 @@ def _usual(pp: int, chunks: int, pairs: str) -> str:
             "pairs: on a pipeline Megatron-LM runs them with several chunks per device; give chunks, or a schedule"
         )
     return f"{INTERLEAVED}:pairs=yes"
+
+
+def _cut(schedule: str, chunks: int) -> tuple[int, str]:
+    """Return the chunks per device and the placement that a schedule has, where `chunks` are given."""
+    base, options = parse_name(schedule)
+    if base == "optpipe":
+        raise OptPipeError("schedule: optpipe is searched for; evaluate what is run today")
+    if base in VEE or (base in LOOP and chunks == 1):
+        chunks = options.get("chunks", 2)
+    if chunks > 1 and not {"loop", "vee"} & {*ENTRIES[base].runs}:
+        raise OptPipeError(f"chunks: {base} runs one chunk per device, not {chunks}; try 1f1b-i")
+    return chunks, "vee" if base in VEE else "loop"
 
 
 def _beside(advice: Advice, measured_ns: float | None, measured_bytes: Size | None) -> Evaluation:

@@ -138,6 +138,9 @@ class Question:
     overlap: tuple[str, ...] = ()
     grad_reduce_in_bf16: bool = False
     pairs: str = "none"
+    accumulate_grads_in_fp32: bool = False
+    weights_in_fp32: bool = False
+    loss_fusion: str = ""
     execution: Execution = IDEAL  # how the trainer issues the work
 
     def to_json(self) -> dict[str, Any]:

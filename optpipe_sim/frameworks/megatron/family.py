@@ -33,6 +33,10 @@ DENSE = (
     "mlp_norm",
 )  # all that can be offloaded
 EXPERTS = (*DENSE, "expert_fc1", "moe_act")
+FORMATS = {
+    "grad_reduce_in_bf16": "grad-reduce-in-bf16",
+    "accumulate_grads_in_fp32": "accumulate-allreduce-grads-in-fp32",
+}
 
 
 @dataclass(frozen=True)
@@ -271,8 +275,16 @@ def _kernels(work: Mapping[str, Any], ep: int) -> Iterator[tuple[str, Any]]:
         yield "bf16", True
         yield "fp8-format", "hybrid"
         yield "fp8-recipe", "tensorwise"  # its default, delayed scaling, excludes recomputing norms
-    if work.get("grad_reduce_in_bf16"):
-        yield "grad-reduce-in-bf16", True
+    if work.get("weights_in_fp32"):
+        raise InvalidSchedule(
+            "Megatron-LM keeps weights as GEMMs take them; estimate without --weights-in-fp32"
+        )
+    for name, option in FORMATS.items():
+        if work.get(name):
+            yield option, True
+    if work.get("loss_fusion") in ("native", "te"):
+        yield "cross-entropy-loss-fusion", True
+        yield "cross-entropy-fusion-impl", work["loss_fusion"]
     if work.get("flash") is False:
         yield "attention-backend", "unfused"
     if work.get("context") == "heads":

@@ -103,10 +103,13 @@ def parser() -> argparse.ArgumentParser:
         "bf16",
         "fp16",
         "grad-reduce-in-bf16",
+        "accumulate-allreduce-grads-in-fp32",
+        "cross-entropy-loss-fusion",
         "moe-grouped-gemm",
         "overlap-moe-expert-parallel-comm",
     ):
         found.add_argument(f"--{flag}", action="store_true")
+    found.add_argument("--cross-entropy-fusion-impl", choices=("native", "te"), default="native")
     found.add_argument("--fp8-format", choices=("e4m3", "hybrid"))
     recipes = ("tensorwise", "delayed", "mxfp8", "blockwise", "custom")
     found.add_argument("--fp8-recipe", choices=recipes, default="delayed")

@@ -146,6 +146,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         cuda_graphs=arguments.cuda_graphs,
         grad_reduce_in_bf16=arguments.grad_reduce_in_bf16,
         pairs=arguments.pairs,
+        accumulate_grads_in_fp32=arguments.accumulate_grads_in_fp32,
+        weights_in_fp32=arguments.weights_in_fp32,
+        loss_fusion=arguments.loss_fusion,
         offload={"auto": None, "yes": True, "no": False}[arguments.offload],
         layers=layer_list(arguments.layers),
     )
