@@ -72,20 +72,13 @@ def plain_plans(
                     yield PlainPlan(2 * rank + (level is not None), told, trace)
 
 
-def plainest(
-    profile: CostProfile,
-    microbatches: int,
-    limits: Sequence[int] | None,
-    best: Trace,
-    names: Sequence[str] | None = None,
-) -> PlainPlan | None:
-    """Return the plainest plan whose iteration is at most `WITHIN` longer than the best's, else the fastest of them; None if
-    none fits, or the best is such a plan."""
-    found = list(plain_plans(profile, microbatches, limits, best.objective, names))
-    if any(one.trace.schedule == best.schedule for one in found):
+def plainest(plans: Sequence[PlainPlan], best: Trace) -> PlainPlan | None:
+    """Return the plainest of some plans whose iteration is at most `WITHIN` longer than the best's, else the fastest of them; None
+    if there is none, or the best is such a plan."""
+    if any(one.trace.schedule == best.schedule for one in plans):
         return None
     most = best.iteration_ns * (1 + WITHIN)
-    close = [one for one in found if one.trace.iteration_ns <= most]
+    close = [one for one in plans if one.trace.iteration_ns <= most]
     if close:
         return min(close, key=lambda one: one.rank)
-    return min(found, key=lambda one: (one.trace.iteration_ns, one.rank), default=None)
+    return min(plans, key=lambda one: (one.trace.iteration_ns, one.rank), default=None)

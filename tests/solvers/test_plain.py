@@ -37,7 +37,7 @@ def test_within_one_per_cent_the_plainest_else_the_fastest() -> None:
     profile = unit_profile(4, stages={**STAGE, "layers": 1})
     best = solve(profile, 8, engine="adaoffload", chunks="own", cache=False, time_limit=2).trace
     assert best is not None
-    one = plainest(profile, 8, None, best)
+    one = plainest(list(plain_plans(profile, 8, None)), best)
     assert one is not None
     # 1F1B takes (8 + 3) x 3 ms; of one layer per stage nothing is interleaved, and zero-bubble orders are closer
     assert one.name == "zb-h1"
@@ -47,11 +47,13 @@ def test_within_one_per_cent_the_plainest_else_the_fastest() -> None:
     # with many microbatches 1F1B is within one per cent of any
     many = 400
     best = simulate(build("zb-h2", profile, many), profile)
-    one = plainest(profile, many, None, best)
+    one = plainest(list(plain_plans(profile, many, None)), best)
     assert one is not None
     assert one.name == "1f1b"
     assert one.trace.iteration_ns <= best.iteration_ns * (1 + WITHIN)
-    assert plainest(profile, 8, None, every["1f1b"]) is None  # there is nothing plainer to name
+    assert (
+        plainest(list(plain_plans(profile, 8, None)), every["1f1b"]) is None
+    )  # there is nothing plainer to name
 
 
 def test_solve_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

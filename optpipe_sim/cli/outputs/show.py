@@ -174,14 +174,13 @@ def expected(trace: Trace) -> str:
 def times(out: Out, trace: Trace, more: Text | None = None) -> None:
     """Print the time of an iteration, the pipeline's part of it where there is more, and the idle time of that."""
     span = "" if trace.objective == "flush" else " of the longest device"
-    known = expected(trace)
-    span += f", {known}" if known else ""
-    whole, pipeline = format_time(trace.iteration_ns), format_time(trace.cost_ns)
-    if trace.iteration_ns == trace.cost_ns:
-        line(out, "time per iteration", Text(f"{whole}{span}", "bold").append(more or Text()))
-    else:
-        line(out, "time per iteration", Text(whole, "bold").append(more or Text()))
-        line(out, "pipeline time", f"{pipeline}{span}; the rest: gradients, update, between ops")
+    all_of_it = trace.iteration_ns == trace.cost_ns
+    whole = f"{format_time(trace.iteration_ns)}{span if all_of_it else ''}"
+    whole = ", ".join(filter(None, (whole, expected(trace))))
+    line(out, "time per iteration", Text(whole, "bold").append(more or Text()))
+    if not all_of_it:
+        rest = f"{format_time(trace.cost_ns)}{span}; the rest: gradients, update, between ops"
+        line(out, "pipeline time", rest)
     text = f"{trace.bubble:.1%}"
     if trace.imbalance >= 0.0005:
         text += f", and {trace.imbalance:.1%} imbalance: devices with less work than the busiest"

@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Callable
 from functools import partial
+from operator import sub
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ...solvers.fixed import Best
     from ...solvers.plain import PlainPlan
     from ...solvers.result import SolveResult
+    from ...solvers.steady import Beside
     from ...trace import Trace
 
 KNOWN = ("warm start", "cache", "cache, adapted")  # sources of schedules that need no search
@@ -36,7 +38,7 @@ def show_solution(
     profile: CostProfile,
     result: SolveResult,
     files: dict[str, str],
-    plain: PlainPlan | None = None,
+    plain: Beside | None = None,
 ) -> None:
     trace = result.trace
     assert trace is not None
@@ -70,7 +72,7 @@ def show_solution(
     if not out.quiet and len(trace.schedule) <= MANY_OPS:
         line(out, "against", _against(trace, fixed))
     if plain is not None:
-        line(out, "plainest", plain_text(plain, trace))
+        show_beside(out, plain, trace)
     compiled(out, result.info.get("compiling_s", 0.0))
     if result.info["untried"]:
         line(out, "not tried", _untried(result))
@@ -109,6 +111,25 @@ def _show_margin(out: Out, margin: dict[str, Any], whole: Callable[[float], floa
         then = f"takes {format_time(whole(off['ns']))}" if off["fits"] else "does not fit"
         text = f"{format_time(nominal)} as profiled, where margins cost {cost:.2%}"
         line(out, "without any", f"{text}; where they are used up, that plan {then}")
+
+
+def show_beside(out: Out, found: Beside, best: Trace) -> None:
+    """Print the plainest plan beside the best one, and which plan loses least where costs are off."""
+    if found.plainest is not None:
+        line(out, "plainest", plain_text(found.plainest, best))
+    if found.plans == 1:
+        return
+    steady = found.steady
+    text = (
+        f"{steady.plan.name}: where costs are off ({found.draws} draws) {steady.regret:.1%} behind the fastest of {found.plans} plans"
+        " whose difference is a toss-up"
+    )
+    if steady.plan.trace is not best:
+        text += f", the best found {found.best.regret:.1%}"
+    if best.memory_limit is not None:
+        left = max(0, min(map(sub, best.memory_limit, steady.plan.trace.peak_bytes)))
+        text += f"; leaves {format_size(left)}"
+    line(out, "to run", text)
 
 
 def plain_text(plain: PlainPlan, best: Trace) -> str:

@@ -11,7 +11,7 @@ from ...status import DONE
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
-    from ....solvers.plain import PlainPlan
+    from ....solvers.steady import Beside
     from ....trace import Trace
     from ...outputs.show import Out
 
@@ -52,16 +52,19 @@ def finish(
 MANY_OPS = 200_000  # of a plan beside which no plainer one is built
 
 
+NOTHING_BESIDE: dict[str, None] = {"plainest": None, "steady": None}
+
+
 def plain_beside(
     profile: CostProfile, best: Trace, names: Sequence[str] | None = None
-) -> PlainPlan | None:
-    """Return the plainest plan to run in the place of the best: see `plain.plainest`. `names`: only these schedules."""
-    from ....solvers.plain import plainest
+) -> Beside | None:
+    """Return what stands beside the best plan: see `steady.beside`; None for plans over slices, and very large ones. `names`: only
+    these schedules."""
+    from ....solvers.steady import beside
 
     if len(best.schedule) > MANY_OPS or profile.slices > 1:
         return None
-    limits = best.memory_limit or profile.memory_limit
-    return plainest(profile, best.schedule.shape.microbatches, limits, best, names)
+    return beside(profile, best, "this plan", names)
 
 
 def needs_profile(arguments: argparse.Namespace) -> None:

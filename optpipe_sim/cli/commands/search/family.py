@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ...options.search import search_options
 from ...options.shared import add_family
-from .common import COMPILING, finish, needs_profile, plain_beside, refuse
+from .common import COMPILING, NOTHING_BESIDE, finish, needs_profile, plain_beside, refuse
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
-    from ....solvers.plain import PlainPlan
     from ....solvers.result import SolveResult
+    from ....solvers.steady import Beside
     from ....trace import Trace
     from ...outputs.show import Out
 
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         **plan,
     }
     plain = plain_beside(profile, trace, names_in(arguments.family))
-    answer["plainest"] = plain and plain.to_json(trace)
+    answer |= plain.to_json(trace) if plain is not None else NOTHING_BESIDE
     files = {}
     if arguments.save_profile:
         save_profile(trace.profile, arguments.save_profile)
@@ -183,11 +183,11 @@ def _free(arguments: argparse.Namespace, out: Out, profile: CostProfile) -> Solv
 
 
 def _show(
-    out: Out, trace: Trace, answer: dict[str, Any], files: dict[str, str], plain: PlainPlan | None
+    out: Out, trace: Trace, answer: dict[str, Any], files: dict[str, str], plain: Beside | None
 ) -> None:
     from ....units import format_time
     from ...outputs.show import line, memory, times, written
-    from ...outputs.solve import plain_text
+    from ...outputs.solve import show_beside
     from ...outputs.verdict import verdict
 
     out.print(verdict(answer["told"], trace), soft_wrap=True)
@@ -205,7 +205,7 @@ def _show(
             bound += " in the pipeline"
         line(out, "bound", f"{bound}, for any schedule (this one: {answer['gap']:+.1%})")
     if plain is not None:
-        line(out, "plainest", plain_text(plain, trace))
+        show_beside(out, plain, trace)
     for note in answer["notes"]:
         line(out, "note", note)
     if answer["command"]:

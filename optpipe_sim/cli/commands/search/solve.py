@@ -14,7 +14,7 @@ from ...options.search import add_search, add_shape, search_options
 from ...options.shared import add_pictures, add_problem
 from ..examples import OFFLOADING
 from . import family, layers
-from .common import COMPILING, finish, plain_beside, refuse
+from .common import COMPILING, NOTHING_BESIDE, finish, plain_beside, refuse
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
@@ -172,7 +172,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         files[arguments.log] = "objective and bound over time"
     more = {"found_by": result.info["found_by"], "interrupted": result.info["interrupted"]}
     plain = plain_beside(profile, result.trace)
-    more["plainest"] = plain and plain.to_json(result.trace)
+    more |= plain.to_json(result.trace) if plain is not None else NOTHING_BESIDE
     return finish(
         arguments,
         out,
