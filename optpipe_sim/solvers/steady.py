@@ -121,17 +121,22 @@ def drawn(profile: CostProfile, draw: Draw) -> CostProfile:
 
 
 def standings(
-    plans: Sequence[PlainPlan], profile: CostProfile, seed: int = 0
+    plans: Sequence[PlainPlan], profiles: Sequence[CostProfile], seed: int = 0
 ) -> tuple[list[Standing], int]:
-    """Return how each of some plans for a profile stands when costs are off, and in how many draws they were compared."""
+    """Return how each of some plans stands when costs are off, and in how many draws they were compared.
+
+    Args:
+        profiles: of each plan. All have the same execution; what is drawn is the same for all plans.
+    """
     ops = sum(len(plan.trace.schedule) for plan in plans)
-    some = draws(profile, min(DRAWS, max(FEWEST_DRAWS, MOST_OPS // ops)), seed)
-    shaped = {plan.trace.schedule.shape: plan.trace.schedule for plan in plans}
-    own = {shape: profile.for_shape(shape) for shape in shaped}
+    some = draws(profiles[0], min(DRAWS, max(FEWEST_DRAWS, MOST_OPS // ops)), seed)
+    own = [
+        profile.for_shape(plan.trace.schedule.shape)
+        for plan, profile in zip(plans, profiles, strict=True)
+    ]
     lost: list[list[float]] = [[] for _ in plans]
     for draw in some:
-        costs = {shape: drawn(one, draw) for shape, one in own.items()}
-        times = [_time(plan, costs[plan.trace.schedule.shape]) for plan in plans]
+        times = [_time(plan, drawn(costs, draw)) for plan, costs in zip(plans, own, strict=True)]
         least = min(times)
         for regrets, time in zip(lost, times, strict=True):
             regrets.append(0.0 if time == least else time / least - 1)
@@ -188,8 +193,7 @@ def beside(
     plain = list(
         plain_plans(profile, best.schedule.shape.microbatches, limits, best.objective, names)
     )
-    between = best.profile.execution_notes["between"] or IDEAL.between or 0.0
-    most = best.iteration_ns * (1 + between)
+    most = best.iteration_ns * (1 + toss_up(best))
     near = [
         one
         for one in plain
@@ -197,12 +201,18 @@ def beside(
     ]
     near.sort(key=lambda one: one.trace.iteration_ns)
     own = PlainPlan(len(plain) * 2 + 2, name, best)
-    found, count = standings([own, *near[:MOST_PLANS]], profile)
+    compared = [own, *near[:MOST_PLANS]]
+    found, count = standings(compared, [profile] * len(compared))
     steady = steadiest(found, limits)
     return Beside(plainest(plain, best), found[0], steady, len(found), count)
 
 
-def steadiest(found: Sequence[Standing], limits: Sequence[int] | None) -> Standing:
+def toss_up(trace: Trace) -> float:
+    """Return by how much two plans may differ, as a share, that are as likely the one as the other to be faster."""
+    return trace.profile.execution_notes["between"] or IDEAL.between or 0.0
+
+
+def steadiest(found: Sequence[Standing], limits: Sequence[int] | None = None) -> Standing:
     """Return the plan to run: of those with the least mean regret (within `ALIKE`) one that leaves `SPARE` of the limit, or else the
     most; of these the plainest, then the one with the least regret."""
     least = min(one.regret for one in found)

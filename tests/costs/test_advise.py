@@ -28,7 +28,9 @@ from optpipe_sim.costs.doubt import best_published, compared
 from optpipe_sim.costs.machine_files import machine_names
 from optpipe_sim.costs.provenance import iteration_ns
 from optpipe_sim.errors import InvalidSchedule, NoSolution, OptPipeError, OutOfMemory
+from optpipe_sim.execution import IDEAL
 from optpipe_sim.plot.advise import advice_chart, pareto
+from optpipe_sim.solvers.steady import ALIKE, MOST_PLANS
 
 ROOT = Path(__file__).parents[2]
 MODEL = {
@@ -127,6 +129,19 @@ def test_nothing_replayed_that_fits_beats_the_answer(found) -> None:
         assert not any(
             p.iteration_ns < one.iteration_ns and p.peak_bytes < one.peak_bytes for p in fitting
         )
+
+
+def test_the_row_to_run_is_one_of_those_that_are_a_toss_up(found) -> None:
+    most = found.rows[0].iteration_ns * (1 + IDEAL.between)
+    near = [row for row in found.rows if row.iteration_ns <= most]
+    if len(near) == 1:
+        assert found.steady is None
+        return
+    assert found.steady.row in near
+    assert found.steady.plans == min(len(near), 1 + MOST_PLANS)
+    assert 0 <= found.steady.regret <= found.steady.regret_of_best + ALIKE
+    told = found.to_json()["steady"]
+    assert found.rows[told["row"]] is found.steady.row
 
 
 def test_plainest_is_the_fastest_that_frameworks_have(found) -> None:

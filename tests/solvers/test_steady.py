@@ -69,7 +69,7 @@ def test_regrets_are_those_of_replays() -> None:
     slow = Execution("slow", {"plain": Issue(op_ns=1_000_000)})
     profile = replace(profile, execution=slow)
     plans = [_plan(profile, "1f1b"), _plan(profile, "1f1b-i:chunks=2")]
-    found, count = standings(plans, profile)
+    found, count = standings(plans, [profile] * 2)
     times = [
         [
             simulate(

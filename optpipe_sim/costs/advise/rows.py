@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from ...profile import CostProfile
 from ...schedules import those
+from ...solvers.plain import PlainPlan
+from ...solvers.steady import MOST_OPS, MOST_PLANS, standings, steadiest, toss_up
 from ...trace import Trace
 from ...units import format_size, format_time, html_table
 from ..calibrate import Calibration
@@ -55,6 +57,17 @@ class Point(NamedTuple):
             "iteration_ns": round(self.iteration_ns),
             "peak_bytes": self.peak_bytes,
         }
+
+
+class Steady(NamedTuple):
+    """The plan to run, out of some whose difference is a toss-up: how far it is behind the fastest of them, as a share, in the mean
+    of some draws of costs that may be off, and how far the best row is."""
+
+    row: Row
+    regret: float
+    regret_of_best: float
+    plans: int
+    draws: int
 
 
 @dataclass(frozen=True)
@@ -234,6 +247,18 @@ class Advice:
         plain = [p for p in self.points if p.fits and p.schedule in COMMON]
         return min(plain, key=lambda point: point[:2], default=None)
 
+    @cached_property
+    def steady(self) -> Steady | None:
+        """Which of the rows whose difference to the best is a toss-up is least behind where costs are off; None where none is."""
+        most = self.rows[0].iteration_ns * (1 + toss_up(self.rows[0].trace))
+        near = [row for row in self.rows if row.iteration_ns <= most][: 1 + MOST_PLANS]
+        if len(near) == 1 or sum(len(row.trace.schedule) for row in near) > MOST_OPS:
+            return None
+        plans = [PlainPlan(_fanciness(row), str(at), row.trace) for at, row in enumerate(near)]
+        found, draws = standings(plans, [row.profile for row in near])
+        one = steadiest(found, near[0].trace.memory_limit)
+        return Steady(near[int(one.plan.name)], one.regret, found[0].regret, len(near), draws)
+
     def fills_memory(self, row: Row) -> bool:
         """Whether a row fills its memory to within the usual error of its prediction."""
         return _near(row.peak_bytes, self.question.machine.usable_bytes)
@@ -336,13 +361,14 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the keys of ``advise --json``."""
-        plain, roomy = self.plainest, self.roomy
+        plain, roomy, steady = self.plainest, self.roomy, self.steady
         return {
             **self.question.to_json(),
             "treatments": list(self.question.treatments),
             "per_stage": self.question.per_stage,
             "rows": [row.to_json(self) for row in self.rows],
             "plainest": plain and plain.to_json(),
+            "steady": steady and {**steady._asdict(), "row": self.rows.index(steady.row)},
             "near_limit": self.near_limit,
             "roomy": roomy and roomy.to_json(),
             "by_slices": [point.to_json() for point in self.by_slices.values()],
@@ -360,6 +386,15 @@ class Advice:
             "basis": self.basis,
             "unmeasured": list(self.doubt(self.rows[0]).unmeasured),
         }
+
+
+def _fanciness(row: Row) -> int:
+    """Return the rank of a row's plan: the lower, the plainer."""
+    return (
+        4 * (row.schedule.partition(":")[0] not in COMMON)
+        + 2 * bool(row.trace.offloaded)
+        + (row.choice.chunks > 1)
+    )
 
 
 def _near(peak_bytes: int, usable_bytes: int) -> bool:

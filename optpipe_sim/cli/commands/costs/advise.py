@@ -338,12 +338,29 @@ def _show_best(out: Out, found: Advice, best: Row) -> None:
             f"{what}, recompute {plain.choice.recompute}: {slower:.1%} slower, in"
             f" {format_size(plain.peak_bytes)}",
         )
+    if found.steady is not None:
+        labelled(out, "to run", _steady(found, best))
     if found.fills_memory(best):
         labelled(out, "with 5% to spare", _roomy(found, best))
     if found.question.slices != (1,):
         labelled(out, "slices", slices_text(found))
     if found.memory:
         labelled(out, "what memory buys", memory_text(found))
+
+
+def _steady(found: Advice, best: Row) -> str:
+    """Return the plan to run: of rows that are a toss-up the one that is least behind where costs are off."""
+    steady = found.steady
+    assert steady is not None
+    row = steady.row
+    what = (
+        "the best row" if row is best else f"{row.schedule} (v {row.choice.chunks}) on {row.choice}"
+    )
+    text = (
+        f"{what}: where costs are off ({steady.draws} draws) {steady.regret:.1%} behind the fastest of {steady.plans} rows whose"
+        " difference is a toss-up"
+    )
+    return text if row is best else f"{text}, the best row {steady.regret_of_best:.1%}"
 
 
 def _roomy(found: Advice, best: Row) -> str:
