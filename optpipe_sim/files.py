@@ -262,6 +262,24 @@ def user_cache() -> Path:
     return Path(home if os.path.isabs(home) else os.devnull)
 
 
+def read_rows(path: str | os.PathLike[str]) -> list[Any]:
+    """Return the lines of a text as lists of words, without what follows a ``#`` and lines that are then empty; or the list in a file
+    of JSON.
+
+    Raises:
+        OptPipeError: where it cannot be read, or begins like a list of JSON and is none.
+    """
+    text = read_text(path)
+    if text.lstrip().startswith("["):
+        try:
+            found: list[Any] = json.loads(text)
+        except ValueError as error:
+            raise OptPipeError(f"{path}: is no JSON: {error}") from None
+        return found
+    lines = (line.split("#")[0].replace(",", " ").split() for line in text.splitlines())
+    return [line for line in lines if line]
+
+
 def plain(value: Any) -> Any:
     """Return `value` with decimals as numbers and tuples as lists, as JSON and YAML need."""
     if isinstance(value, dict):

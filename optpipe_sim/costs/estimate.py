@@ -13,6 +13,7 @@ from ..profile.items import EMBEDDING, HEAD, MTP, Item
 from ..profile.streams import Streams
 from ..schedules.sliced.exchange import with_context_exchange
 from ..stage_cost import StageCost
+from .imbalance import EVEN, Imbalance, as_imbalance
 from .layer import Layer, device_parameters, layer
 from .machine_files import load_machine
 from .machines import Machine, Rates
@@ -93,6 +94,7 @@ def estimate(
     accumulate_grads_in_fp32: bool = False,
     weights_in_fp32: bool = False,
     loss_fusion: str = "",
+    imbalance: Any = 1.0,
     offload: bool | None = None,
     layers: Sequence[int] | None = None,
     levels: bool | None = None,
@@ -119,6 +121,8 @@ def estimate(
             loss is computed.
         pairs: ``combined``: a forward and a backward may run as one op that hides their exchange of tokens, and the profile says how much
             (`pair_hidden`, replayed layer by layer); ops outside of pairs pay all of it. ``delayed-w``: with gradients of weights apart.
+        imbalance: tokens of the GPU whose experts get most over the mean: a number, a range, a file; see `imbalance.as_imbalance`.
+            Costs are those of the middle of a range, which widens the interval of times.
         offload: False for none; True to insist; None for one wherever the machine has PCIe data.
         layers: layers per stage; by default balanced, embedding and head included.
         levels: whether stages get levels of recomputation (see `recompute.levels`), for schedules and solvers to
@@ -135,17 +139,15 @@ def estimate(
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
     machine = machine if rates is None else machine.with_rates(rates)
     layout = Layout(devices, tp, cp, ep, dp, zero, etp)
-    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
-        raise OptPipeError(f"chunks: must be a whole number of at least 1, got {chunks!r}")
+    _require_chunks(chunks)
+    spread = as_imbalance(imbalance, model.experts, ep)
     work = Work(
         microbatch, seq, tp, cp, ep, layout.expert_tp, flash, choice_of(recompute), dtype,
         sequence_parallel and tp > 1, exchange, context, cuda_graphs, tuple(overlap),
-        grad_reduce_in_bf16, pairs, accumulate_grads_in_fp32, weights_in_fp32, loss_fusion,
+        grad_reduce_in_bf16, pairs, accumulate_grads_in_fp32, weights_in_fp32, loss_fusion, spread.usual,
     )  # fmt: skip
-    if pairs != "none" and slices > 1:
-        raise OptPipeError("pairs: of whole sequences; leave out slices, or pairs")
     work = replace(work, seq=slice_length(seq, slices, work))
-    check_work(model, work)
+    check_work(model, work, slices)
     machine.peak(dtype)
     plan = _Plan(model, machine, layout, work, slices)
     lengths = plan.lengths(slice_by)
@@ -170,12 +172,18 @@ def estimate(
         memory_limit=(machine.limit_bytes(),) * layout.pipeline,
         meta=provenance(
             model, machine, layout, replace(work, seq=seq), counts, plan.facts(counts), lengths
-        ),
+        )
+        | plan.imbalance(spread, counts),
         items=tuple(map(Item.costing, own, moved)),
     )
     if pairs != "none":
         made = replace(made, pair_hidden=made.hidden_for([cost.layers or 0 for cost in costs]))
     return with_context_exchange(made) if slice_by == "exchange" else made
+
+
+def _require_chunks(chunks: Any) -> None:
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
+        raise OptPipeError(f"chunks: must be a whole number of at least 1, got {chunks!r}")
 
 
 def _has_levels(asked: bool | None, work: Work) -> bool:
@@ -219,6 +227,24 @@ class _Plan:
             {op: edge(op, machine, model, work) for op in OPS}
             for edge in (embedding_time, head_time)
         ]
+
+    def imbalance(self, spread: Imbalance, counts: Sequence[int]) -> dict[str, Any]:
+        """Return how unevenly experts are loaded, and what the ends of a range are to the work and the activations of its middle, at
+        ``imbalance``; nothing where they are loaded evenly."""
+        if spread == EVEN:
+            return {}
+
+        def totals(imbalance: float) -> tuple[int, int]:
+            work = replace(self.work, imbalance=imbalance)
+            own = _Plan(self.model, self.machine, self.layout, work, self.slices)
+            stages = own.stages(counts, 1, False)
+            return sum(one.work_ns for one in stages), max(one.act_bytes for one in stages)
+
+        if not spread.spread:
+            return {"imbalance": spread.to_json()}
+        low, usual, high = map(totals, spread[:3])
+        ends = [[end[at] / usual[at] for end in (low, high)] for at in (0, 1)]
+        return {"imbalance": {**spread.to_json(), "time": ends[0], "act": ends[1]}}
 
     def lengths(self, by: str) -> tuple[int, ...]:
         """Return the tokens of each slice, of equal length or of equal time.

@@ -248,7 +248,7 @@ def _mlp(
 def _experts(
     model: Model, work: Work
 ) -> tuple[tuple[Gemm, ...], tuple[Kept, ...], int, int, int, tuple[Message, ...]]:
-    """Router, routed experts (tokens evenly spread), shared experts, and their exchange."""
+    """Router, the routed experts of the most loaded device, shared experts, and their exchange."""
     n, e, h = work.norm_tokens, work.element, model.hidden
     local = model.experts // work.ep
     routed, f = _routed(model, work)
@@ -275,9 +275,11 @@ def _experts(
 
 
 def _routed(model: Model, work: Work) -> tuple[int, int]:
-    """Return the copies of tokens that one device's experts get, and the width of its part of an expert."""
+    """Return the copies of tokens that the experts of the most loaded device get, and the width of its part of an expert."""
     tokens = work.norm_tokens if work.expert_tp == 1 else work.tokens
-    return tokens * model.experts_per_token, model.expert_ffn // work.expert_tp
+    return round(
+        tokens * model.experts_per_token * work.imbalance
+    ), model.expert_ffn // work.expert_tp
 
 
 def _routed_bytes(model: Model, work: Work) -> tuple[int, int]:

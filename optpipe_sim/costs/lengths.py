@@ -6,14 +6,13 @@ costs less than one whole sequence. Both shares follow from the estimate at two 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from ..errors import OptPipeError
-from ..files import read_text
+from ..files import read_rows
 from ..units import exact
 
 DIGITS = 4  # of factors: microbatches that differ by less count as alike
@@ -35,16 +34,7 @@ def read_lengths(path: str | os.PathLike[str]) -> list[tuple[int, ...]]:
     Raises:
         OptPipeError: one line with the file, the line and what is expected.
     """
-    text = read_text(path)
-    if text.lstrip().startswith("["):
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise OptPipeError(f"{path}: is no JSON: {error}") from None
-        rows = [one if isinstance(one, list) else [one] for one in data]
-    else:
-        lines = (line.split("#")[0].replace(",", " ").split() for line in text.splitlines())
-        rows = [line for line in lines if line]
+    rows = [one if isinstance(one, list) else [one] for one in read_rows(path)]
     if not rows:
         raise OptPipeError(f"{path}: no lengths; a line per microbatch, such as 4096 2048 2048")
     return [

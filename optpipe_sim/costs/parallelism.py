@@ -352,7 +352,7 @@ def _per_link(nvme: Nvme, pcie: Pcie, sharers: int, per_switch: int, per_node: i
     return max([per_switch, *fits])
 
 
-def check_pairs(model: Model, work: Work) -> None:
+def check_pairs(model: Model, work: Work, slices: int) -> None:
     """Raise for pairs that nothing runs.
 
     Raises:
@@ -371,10 +371,12 @@ def check_pairs(model: Model, work: Work) -> None:
         )
     if "moe" in work.recompute.split("+"):
         raise OptPipeError("recompute: moe excludes pairs; leave out one of them")
+    if slices > 1:
+        raise OptPipeError("pairs: of whole sequences; leave out slices, or pairs")
 
 
-def check_work(model: Model, work: Work) -> None:
-    """Raise for work that cannot be divided over the devices.
+def check_work(model: Model, work: Work, slices: int = 1) -> None:
+    """Raise for work that cannot be divided over the devices, as one of so many slices of a sequence.
 
     Raises:
         OptPipeError: one line with the numbers that do not fit.
@@ -400,7 +402,11 @@ def check_work(model: Model, work: Work) -> None:
         raise OptPipeError("overlap: param-gather needs grad-reduce, as in Megatron-LM; give both")
     if work.dtype not in DTYPES:
         raise OptPipeError(f"dtype: expected {', '.join(DTYPES)}, got {work.dtype!r}")
-    check_pairs(model, work)
+    check_pairs(model, work, slices)
+    if not 1 <= work.imbalance <= work.ep or isinstance(work.imbalance, bool):
+        raise OptPipeError(
+            f"imbalance: the most loaded GPU over the mean is from 1 to ep, {work.ep}; got {work.imbalance:g}"
+        )
     if work.grad_reduce_in_bf16 and work.dtype not in ("bf16", "fp8"):
         raise OptPipeError(f"grad_reduce_in_bf16: needs dtype bf16 or fp8, got {work.dtype}")
     if work.accumulate_grads_in_fp32 and (work.dtype != "fp16"):

@@ -85,6 +85,7 @@ def provenance(
             **({"context": work.context} if work.cp > 1 and work.context != "ring" else {}),
             **({"slices": list(lengths)} if len(lengths) > 1 else {}),
             **({"pairs": work.pairs} if work.pairs != "none" else {}),
+            **({"imbalance": work.imbalance} if work.imbalance != 1 else {}),
         },
         "layers_per_stage": list(counts),
         "iteration": {key: notes[key] for key in _ONCE if key in notes}

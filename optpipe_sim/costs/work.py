@@ -17,7 +17,7 @@ PAIRS = ("none", "combined", "delayed-w")
 # what of `Work` says how a layer runs, whatever the split; `estimate` has arguments of these names
 HOW = (
     "flash", "dtype", "exchange", "context", "sequence_parallel", "cuda_graphs", "overlap",
-    "grad_reduce_in_bf16", "pairs", "accumulate_grads_in_fp32", "weights_in_fp32", "loss_fusion",
+    "grad_reduce_in_bf16", "pairs", "imbalance", "accumulate_grads_in_fp32", "weights_in_fp32", "loss_fusion",
 )  # fmt: skip
 # Communication that may hide behind compute, by the Megatron-LM option that hides it.
 OVERLAPS = {
@@ -54,9 +54,12 @@ class Work:
             iteration's first forward passes; ``tp-comm``, collectives of tensor parallelism behind the GEMMs
             that they feed or follow.
         grad_reduce_in_bf16: weights' gradients are summed up, kept and reduced in bf16 (Megatron-LM's option).
-    LOSS_FUSIONS,
-    OVERLAPS,
-    PAIRS,
+        pairs: how a forward and a backward run as one op, one of `PAIRS`.
+        accumulate_grads_in_fp32: with fp16, weights' gradients are summed up, kept and reduced in fp32 all the same.
+        weights_in_fp32: weights are kept in fp32 and cast for the GEMMs, as torchtitan does.
+        loss_fusion: what the loss keeps of its logits, one of `LOSS_FUSIONS`, or as the machine's rates say.
+        imbalance: tokens of the GPU whose experts get most over the mean, which all others of its stage wait for: 1 where routing is
+            balanced, as by force.
     """
 
     microbatch: int
@@ -78,6 +81,7 @@ class Work:
     accumulate_grads_in_fp32: bool = False
     weights_in_fp32: bool = False
     loss_fusion: str = ""
+    imbalance: float = 1.0
 
     @property
     def tokens(self) -> int:

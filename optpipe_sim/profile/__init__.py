@@ -437,12 +437,15 @@ class CostProfile:
     def time_interval(self) -> tuple[float, float] | None:
         """What a measured time may be over a replayed one, in four cases of five: by the errors of the execution on runs that it was
         not fitted to, and, where the costs are estimated, by those of published runs that were compared; the wider of both,
-        None where neither is known."""
+        None where neither is known. Experts that are loaded unevenly, nobody knows how, widen it."""
         common, doubt = self.execution_notes["common"], self.meta.get("doubt")
         known = [] if common is None else [1 - common, 1 + common]
         if isinstance(doubt, Mapping):
             known += doubt.get("interval") or ()
-        return (min(known), max(known)) if known else None
+        if not known:
+            return None
+        low, high = (self.meta.get("imbalance") or {}).get("time", (1.0, 1.0))
+        return min(known) * low, max(known) * high
 
     def issued(self, splits: bool) -> CostProfile:
         """Return the costs of an ideal machine on which a schedule takes as long as its execution takes on this one.

@@ -261,6 +261,15 @@ def test_an_estimated_profile_says_what_it_assumes(
             "allows one MTP layer",
         ),
         (
+            {
+                "sizes": (
+                    ("moe-pad-expert-input-to-capacity", True),
+                    ("moe-token-dispatcher-type", "flex"),
+                )
+            },
+            "not with DeepEP",
+        ),
+        (
             {"sizes": OVERLAP, "parts": parts_with([1] * 4), "group": None},
             "with a pipeline it needs several chunks",
         ),

@@ -13,6 +13,7 @@ from .shared import add_execution
 
 if TYPE_CHECKING:
     from ...costs.calibrate import Calibration
+    from ...costs.imbalance import Imbalance
     from ...costs.machines import Machine
     from ...costs.models import Model
 
@@ -148,6 +149,36 @@ def add_pairs(parser: argparse.ArgumentParser) -> None:
         " all of it: combined (as --overlap-moe-expert-parallel-comm of Megatron-LM; without a word), delayed-w (--delay-wgrad-compute,"
         " too); none",
     )
+
+
+def add_imbalance(parser: argparse.ArgumentParser) -> None:
+    """``--imbalance``, ``--capacity-factor`` and ``--pad-to-capacity``; see `imbalance_of`."""
+    parser.add_argument(
+        "--imbalance",
+        default="1",
+        metavar="X|A..B|FILE",
+        help="tokens of the GPU whose experts get most, over the mean: a number; a range; unknown (as runs without balance by force); or"
+        " a file with the tokens of each expert, a line per layer (1: balanced, as by force)",
+    )
+    parser.add_argument(
+        "--capacity-factor",
+        type=float,
+        metavar="X",
+        help="an expert gets at most X times the mean of tokens, others are dropped (default: none are)",
+    )
+    parser.add_argument(
+        "--pad-to-capacity",
+        action="store_true",
+        help="with --capacity-factor: every expert computes as many tokens",
+    )
+
+
+def imbalance_of(arguments: argparse.Namespace, model: Model) -> Imbalance:
+    """Return how unevenly experts are loaded."""
+    from ...costs.imbalance import as_imbalance
+
+    given = as_imbalance(arguments.imbalance, model.experts, arguments.ep)
+    return given.within(arguments.capacity_factor, arguments.pad_to_capacity)
 
 
 def add_recompute(parser: argparse.ArgumentParser) -> None:

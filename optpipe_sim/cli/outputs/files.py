@@ -29,6 +29,7 @@ INPUTS = (
     "calibrate",
     "execution",
     "lengths",
+    "imbalance",
     "text",
     "other_files",
 )

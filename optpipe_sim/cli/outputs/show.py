@@ -148,6 +148,25 @@ def warn(out: Out, profile: CostProfile) -> None:
     """Print the warnings of an estimated profile."""
     for text in profile.meta.get("warnings", ()):
         out.print(Text(f"warning: {text}", "yellow"), soft_wrap=True)
+    _show_imbalance(out, profile)
+
+
+def _show_imbalance(out: Out, profile: CostProfile) -> None:
+    """Say how unevenly experts are taken to be loaded, if they are, and what that leaves open."""
+    found = profile.meta.get("imbalance")
+    if not found:
+        return
+    text = f"the most loaded GPU's experts get {found['usual']:.3g} times the mean of tokens"
+    if "time" in found:
+        (least, most), (fewer, more) = found["time"], found["act"]
+        text += (
+            f" ({found['low']:.3g} to {found['high']:.3g}: {least - 1:+.0%} to {most - 1:+.0%} of the work, {fewer - 1:+.0%} to"
+            f" {more - 1:+.0%} of the activations)"
+        )
+    if found.get("capacity"):
+        dropped = "are computed, padded" if found["padded"] else "at most are computed"
+        text += f"; {found['capacity']:g} times the mean of an expert {dropped}, others dropped"
+    out.print(text, soft_wrap=True)
 
 
 def line(out: Out, name: str, value: str | Text) -> None:

@@ -151,6 +151,7 @@ class Evaluation:
             "bubble_rate": self.row.trace.bubble_rate,
             "bubble": self.row.trace.bubble,
             "imbalance": self.row.trace.imbalance,
+            "expert_imbalance": self.row.profile.meta.get("imbalance"),
             "measured": {
                 "iteration_ns": self.measured_ns,
                 "tokens_per_s": self.measured_tokens_per_s,
@@ -179,6 +180,7 @@ class Evaluation:
             "model": question.model.name,
             **choice.layout,
             **question.common,
+            "imbalance": self.row.profile.meta["work"].get("imbalance", 1.0),
             "layers": self.row.profile.meta["layers_per_stage"],
             "schedule": self.row.schedule,
             "microbatches": choice.microbatches,
@@ -223,6 +225,7 @@ def evaluate(
     accumulate_grads_in_fp32: bool = False,
     weights_in_fp32: bool = False,
     loss_fusion: str = "",
+    imbalance: Any = 1.0,
     memory_limit: Size | None = None,
     calibration: Calibration | None = None,
     measured_ns: float | None = None,
@@ -238,7 +241,7 @@ def evaluate(
             combined one.
             ``1f1b:recompute=LEVEL`` takes a level of `estimate(levels=True)`.
         pp, tp, cp, ep, etp, zero, chunks, recompute, layers, flash, dtype, exchange, context, cuda_graphs, overlap, grad_reduce_in_bf16, accumulate_grads_in_fp32,
-            weights_in_fp32, loss_fusion, pairs: as for `estimate`;
+            weights_in_fp32, loss_fusion, pairs, imbalance: as for `estimate`;
             zero is 1 by default where there are replicas.
         execution: how the trainer issues the work, a name or what `load_execution` returns. Rates are fitted to ideal
             replays of whole runs, and so have a part of it already: it tells schedules apart, and makes times longer.
@@ -273,7 +276,7 @@ def evaluate(
         (name,), flash, dtype, exchange, context, sequence_parallel, etp=None if etp is None else (etp,),
         cuda_graphs=cuda_graphs, overlap=tuple(overlap), grad_reduce_in_bf16=grad_reduce_in_bf16,
         accumulate_grads_in_fp32=accumulate_grads_in_fp32, weights_in_fp32=weights_in_fp32, loss_fusion=loss_fusion,
-        pairs=pairs,
+        pairs=pairs, imbalance=imbalance,
         execution=load_execution(execution),
     )  # fmt: skip
     profile = estimate(

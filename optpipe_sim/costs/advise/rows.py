@@ -301,6 +301,7 @@ class Advice:
         keys = ("devices", "tp", "cp", "ep", "dp", "zero", "etp")
         layout = Layout(**{key: choice.layout[key] for key in keys if key in choice.layout})
         how = {key: question.common[key] for key in HOW}
+        how["imbalance"] = row.profile.meta["work"].get("imbalance", 1.0)
         spread = choice.tp, choice.cp, choice.ep, layout.expert_tp
         work = Work(choice.microbatch, question.seq, *spread, recompute=choice.recompute, **how)
         return doubt(
@@ -352,7 +353,12 @@ class Advice:
                 "no run over slices was compared in time: kernels of short slices are slower"
             )
         if choice.ep > 1:
-            found.append("experts are taken as evenly loaded")
+            uneven = row.profile.meta.get("imbalance")
+            found.append(
+                f"the most loaded experts are taken to get {uneven['usual']:.3g} times the mean of tokens"
+                if uneven
+                else "experts are taken as evenly loaded, as by force (--imbalance)"
+            )
             if self.question.exchange == "plain" and not row.trace.schedule.has_pairs:
                 found.append("the exchange of tokens is hidden by nothing")
         if choice.pp > 1 and choice.pp * choice.tp * choice.cp > machine.devices_per_node:

@@ -243,6 +243,7 @@ def _sizes(profile: CostProfile, microbatches: int) -> Iterator[tuple[str, Any]]
         yield "use-distributed-optimizer", True
     yield from _overlaps(parallel, work)
     yield from _kernels(work, ep)
+    yield from _capacity(profile.meta.get("imbalance") or {})
     if "microbatch" in work:
         yield "micro-batch-size", work["microbatch"]
         yield "global-batch-size", work["microbatch"] * microbatches * dp
@@ -300,6 +301,14 @@ def _kernels(work: Mapping[str, Any], ep: int) -> Iterator[tuple[str, Any]]:
     if work.get("cuda_graphs"):
         yield "cuda-graph-impl", "full_iteration"
         yield "no-check-for-nan-in-loss-and-grad", True
+
+
+def _capacity(uneven: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the options for the most tokens that an estimate lets an expert have."""
+    if uneven.get("capacity"):
+        yield "moe-expert-capacity-factor", uneven["capacity"]
+        if uneven["padded"]:
+            yield "moe-pad-expert-input-to-capacity", True
 
 
 def group_sizes(devices: int, microbatches: int) -> list[int | None]:

@@ -156,6 +156,7 @@ class Plan:
         if self.recompute is not None:
             self.recompute.check()
         self._check_overlap()
+        self._check_padding()
         if self.offloading is not None:
             self.offloading.check(self.recompute)
             if "cuda-graph-impl" in dict(self.sizes):
@@ -225,6 +226,18 @@ class Plan:
         if again is not None and (again.granularity == "full" or "moe" in again.modules):
             raise MegatronError(
                 f"--{OVERLAP}: excludes full recomputation, and that of the module moe"
+            )
+
+    def _check_padding(self) -> None:
+        """Raise for experts padded to their capacity where DeepEP sends tokens, which flex uses by default."""
+        sizes = dict(self.sizes)
+        if (
+            "moe-pad-expert-input-to-capacity" in sizes
+            and sizes.get("moe-token-dispatcher-type") == "flex"
+        ):
+            raise MegatronError(
+                "--moe-pad-expert-input-to-capacity: not with DeepEP (--moe-token-dispatcher-type flex); estimate with"
+                " another exchange"
             )
 
     def options(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...options.models import (
     SPLIT,
     add_etp,
+    add_imbalance,
     add_kernels,
     add_layers,
     add_machine,
@@ -20,6 +21,7 @@ from ...options.models import (
     add_recompute,
     add_slice_by,
     add_whole_run,
+    imbalance_of,
     layer_list,
     model_and_machine,
 )
@@ -88,6 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_kernels(parser)
     add_overlap(parser)
     add_pairs(parser)
+    add_imbalance(parser)
     add_whole_run(parser)
     parser.add_argument(
         "--offload",
@@ -149,6 +152,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         accumulate_grads_in_fp32=arguments.accumulate_grads_in_fp32,
         weights_in_fp32=arguments.weights_in_fp32,
         loss_fusion=arguments.loss_fusion,
+        imbalance=imbalance_of(arguments, model),
         offload={"auto": None, "yes": True, "no": False}[arguments.offload],
         layers=layer_list(arguments.layers),
     )

@@ -13,6 +13,7 @@ from ...options.kinds import count, positive, real_size
 from ...options.models import (
     SPLIT,
     add_etp,
+    add_imbalance,
     add_kernels,
     add_layers,
     add_machine,
@@ -21,6 +22,7 @@ from ...options.models import (
     add_pairs,
     add_recompute,
     add_whole_run,
+    imbalance_of,
     layer_list,
     model_and_machine,
 )
@@ -78,6 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_kernels(parser)
     add_overlap(parser)
     add_pairs(parser)
+    add_imbalance(parser)
     add_whole_run(parser)
     parser.add_argument(
         "--memory-limit",
@@ -141,6 +144,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             accumulate_grads_in_fp32=arguments.accumulate_grads_in_fp32,
             weights_in_fp32=arguments.weights_in_fp32,
             loss_fusion=arguments.loss_fusion,
+            imbalance=imbalance_of(arguments, model),
             memory_limit=arguments.memory_limit,
             calibration=fitted,
         )
