@@ -313,10 +313,21 @@ def _text_model(data: Mapping[str, Any], name: str, nested: bool) -> Model:
     scaling = data.get("rope_scaling") or data.get("rope_parameters")
     if isinstance(scaling, Mapping) and "original_max_position_embeddings" in scaling:
         made["context"] = _stretched(made.get("context"), scaling)
+    base = _rotary_base(data)
+    if base:
+        made["rotary_base"] = base
     taken = [f"{key} {defaults[key]}" for key in names if key in defaults]
     if taken:
         made["source"] = f"defaults of {kind}, as the config does not say: {', '.join(taken)}"
     return made_of(made)
+
+
+def _rotary_base(data: Mapping[str, Any]) -> int:
+    """Return the base of the rotary positions; 0 where the config does not say one number for all layers."""
+    inside = data.get("rope_parameters")
+    base = data.get("rope_theta", inside.get("rope_theta") if isinstance(inside, Mapping) else None)
+    whole = isinstance(base, int | float) and not isinstance(base, bool) and base == base // 1
+    return int(base) if whole and 0 < base <= 10**9 else 0
 
 
 def _beyond_names(data: Mapping[str, Any], kind: str, made: Mapping[str, Any]) -> dict[str, Any]:

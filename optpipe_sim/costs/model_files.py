@@ -1,4 +1,4 @@
-"""Models by name, from a short config, or from a Hugging Face ``config.json``."""
+"""Models by name, from a short config, a Hugging Face ``config.json``, or a log of Megatron-LM."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import hint_for
-from ..files import plain, read_mapping
+from ..files import plain, read_bytes, read_mapping
 from ..units import is_plain
 from .hf_configs import hugging_face
+from .megatron_arguments import arguments_in, is_log, model_of
 from .models import NEEDED, Model, ModelError, made_of
 
 _KEYS = tuple(entry.name for entry in fields(Model))
@@ -25,7 +26,7 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any]) -> Model:
 
     A folder stands for the ``config.json`` in it, ``owner/Name`` of a hub for the built-in model of
     that name. A file or mapping is a short config (the fields of `Model`) or a Hugging Face ``config.json``
-    (it has ``model_type``).
+    (it has ``model_type``). A log of Megatron-LM stands for the model of the arguments in it.
 
     Raises:
         ModelError: one line with the model or file, the key, and what would be right.
@@ -38,7 +39,12 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any]) -> Model:
         if not (Path(text) / "config.json").is_file():
             raise ModelError(f"model {text!r}: this folder has no config.json")
         text = str(Path(text) / "config.json")
-    if text.endswith((".json", ".yaml", ".yml")) or Path(text).is_file():
+    named = text.endswith((".json", ".yaml", ".yml"))
+    if not named and Path(text).is_file():
+        log = read_bytes(text).decode(errors="replace")
+        if is_log(log):
+            return _of_log(log, text)
+    if named or Path(text).is_file():
         data = plain(read_mapping(text))
         default = Path(text).parent.name if Path(text).name == "config.json" else Path(text).stem
         try:
@@ -53,6 +59,14 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any]) -> Model:
         hint = hint_for(text.rpartition("/")[2].lower(), known, 3)
         raise ModelError(f"model {text!r}: no such name, and no such file; {hint}")
     return known[text.lower()]
+
+
+def _of_log(log: str, path: str) -> Model:
+    stem = Path(path).stem
+    try:
+        return model_of(arguments_in(log), stem if is_plain(stem) else "model")
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
 
 
 def _bare(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from ..errors import OptPipeError
@@ -10,6 +10,12 @@ from ..errors import OptPipeError
 STYLES = ("gpt", "llama")
 HEADS = ("vocab", "sequence", "token", "none")
 NEEDED = ("layers", "hidden", "heads", "vocab")  # of a short config
+SAID = (
+    "source",
+    "left_out",
+    "published_parameters",
+    "published_active",
+)  # of a model, beside its shape
 MOST_LAYERS = 10_000  # the deepest models have a few hundred
 
 
@@ -39,6 +45,7 @@ class Model:
             all 0 without it.
         positions: rows of the learned position table (gpt).
         context: tokens of the longest sequence that the model is made for; 0: unknown.
+        rotary_base: of the rotary positions, which no cost depends on; 0: unknown.
         published_parameters, published_active: as its authors state; 0: not stated.
         source: the source of the shape.
         left_out: what of the model changes costs and is not in its shape, in sentences joined by "; "; estimates
@@ -62,6 +69,7 @@ class Model:
     labels: int = 0
     positions: int = 0
     context: int = 0
+    rotary_base: int = 0
     experts: int = 0
     experts_per_token: int = 0
     expert_ffn: int = 0
@@ -147,6 +155,16 @@ class Model:
 
     def _fail(self, key: str, problem: str) -> ModelError:
         return ModelError(f"model {self.name}: {key}: {problem}")
+
+    def shape(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults, without what is said of the model: a short config."""
+        usual = {one.name: one.default for one in fields(self) if one.default is not MISSING}
+        told = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {
+            key: value
+            for key, value in told.items()
+            if key not in SAID and usual.get(key, MISSING) != value
+        }
 
     @property
     def normed(self) -> bool:

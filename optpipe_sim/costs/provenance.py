@@ -64,8 +64,13 @@ def provenance(
             "source": model.source,
             "kind": kind_of(model),
             **({"mtp": model.mtp} if model.mtp else {}),
+            "shape": model.shape(),
         },
-        "machine": {"name": machine.name, "title": machine.title},
+        "machine": {
+            "name": machine.name,
+            "title": machine.title,
+            "devices_per_node": machine.devices_per_node,
+        },
         "parallel": {
             **{key: getattr(layout, key) for key in ("devices", "tp", "cp", "ep", "dp", "zero")},
             **({"etp": layout.etp} if layout.etp is not None else {}),

@@ -114,6 +114,9 @@ def test_modules_of_each_part(cli) -> None:
         " nothing for --format megatron; --nearest exports what can be said",
         "export 1f1b o.yaml -m 4 --format torch-csv --nearest": "--nearest: is nothing for",
         "export 1f1b o.yaml -m 4 --format megatron --csv x.csv": "--csv: is nothing for",
+        "export 1f1b o.yaml -m 4 --format torch-csv --script x.sh": "--script: is nothing for",
+        "export 1f1b o.yaml -m 4 --format megatron --script x.sh": "needs the model and the machine",
+        "advise --model llama2-7b --machine a100 --gpus 8 --seq 4096 --global-batch 8 --scripts x": "--scripts: start Megatron-LM; give --family megatron",
         "export 1f1b o.yaml -m 4 --format perfetto --parts x.json": "--parts: is nothing for",
         "export 1f1b o.yaml -m 4 --format perfetto --layers 1,2": "--layers: is nothing for",
         "export 1f1b o.yaml -m 4 --format megatron --layers 1,2": "layers: expected 4 numbers",
@@ -268,6 +271,8 @@ def test_advice_for_a_framework_ends_in_its_options(
     line += (
         f" --microbatch 1 --chunks 1 --recompute none --time-limit 3 --family {framework} --json"
     )
+    if framework == "megatron":
+        line += " --scripts runs --save-profile a.yaml --save a.json"
     answer = cli(line).json
     if framework == "torchtitan":
         parallelism = answer["options"]["parallelism"]
@@ -276,6 +281,15 @@ def test_advice_for_a_framework_ends_in_its_options(
         return
     read = accept(answer["command"], 4)
     assert (read.num_layers, read.pipeline_model_parallel_size) == (28, 2)
+    assert (read.hidden_size, read.kv_channels, read.rotary_base) == (1024, 128, 10000)
+    scripts = sorted(Path("runs").iterdir())
+    assert [str(path) for path in scripts] == [f for f in answer["files"] if f.endswith(".sh")]
+    assert scripts[0].name == "1-pp-2-tp-1-dp-1.sh"
+    assert "--hidden-size 1024\n" in scripts[0].read_text()
+    line = "export a.json a.yaml --format megatron -o a.megatron.yaml --script one.sh --json"
+    assert cli(line).json["files"] == ["a.megatron.yaml", "one.sh"]
+    ours = [text for text in Path("one.sh").read_text().splitlines() if text.startswith("  --")]
+    assert ours == [t for t in scripts[0].read_text().splitlines() if t.startswith("  --")]
     assert sum(answer["told_layers"]) == 28
     assert answer["told_iteration_ns"] <= answer["rows"][0]["iteration_ns"]
     assert answer["layout_bound_ns"] <= answer["free_ns"] <= answer["told_iteration_ns"]

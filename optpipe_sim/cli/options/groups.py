@@ -18,7 +18,7 @@ _OPTIONS = {
     SEARCH: "--time-limit --gap --top --seed --objective --engine --workers --no-cache --solver --evaluations --warm-start --quantile"
     " --samples --force",
     OUTPUT: "--json -q --save --save-profile --save-measurement --save-trace --report --gantt --chart --csv --figure --write --from --to"
-    " --trace --log --write-model --solution --out",
+    " --trace --log --write-model --solution --out --scripts --script",
 }  # fmt: skip
 _GROUP_OF = {name: group for group, names in _OPTIONS.items() for name in names.split()}
 # what a run has in one command is what may vary in another

@@ -47,9 +47,10 @@ OUTPUTS = (
     "out",
     "parts",
     "report",
+    "script",
 )
 STEMS = {"write": (".csv", ".md", ".png")}  # options that name several files at once
-FOLDERS = ("checkpoint", "kineto", "results", "to")
+FOLDERS = ("checkpoint", "kineto", "results", "to", "scripts")
 PICTURE_ENDINGS = (".png", ".svg", ".pdf")
 PAGE_ENDINGS = (".html", ".htm")
 

@@ -4,11 +4,10 @@ modelled."""
 from __future__ import annotations
 
 import os
-from dataclasses import MISSING, fields
 from typing import Any
 
 from ...costs.model_files import load_model
-from ...costs.models import Model
+from ...costs.models import SAID, Model
 
 
 def read_config(path: str | os.PathLike[str]) -> tuple[Model, list[str]]:
@@ -23,7 +22,6 @@ def read_config(path: str | os.PathLike[str]) -> tuple[Model, list[str]]:
 
 
 def model_data(model: Model) -> dict[str, Any]:
-    """Return the short config of a model: the fields that differ from their defaults."""
-    plain_fields = {entry.name: getattr(model, entry.name) for entry in fields(Model)}
-    usual = {e.name: e.default for e in fields(Model) if e.default is not MISSING}
-    return {key: value for key, value in plain_fields.items() if usual.get(key, MISSING) != value}
+    """Return the short config of a model: its shape, and what is said of it where anything is."""
+    said = {key: getattr(model, key) for key in SAID}
+    return {**model.shape(), **{key: value for key, value in said.items() if value}}

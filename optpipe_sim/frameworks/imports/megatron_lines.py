@@ -11,15 +11,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ...costs.megatron_arguments import argument_of, begins, lines_of, vocabulary_of
+
 MIB = 2**20  # what Megatron-LM calls MB
 WANTED = ("forward-compute", "backward-compute")
 SLOWEST, LAST = -1, -2  # in place of a rank: the slowest one; the last one
 
-_LINES = re.compile(r"\r?\n|\r")
-_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_BEGINS = re.compile(r"-{10,} arguments -{10,}")
-_ARGUMENT = re.compile(r"(?:^|[\s:\]])([a-z]\w+) (\.{2,}) (\[.*\]|\S+)\s*$")
-_WIDTHS = (48, 32)  # of a name and its dots: a line that lost its beginning has another
 _ITERATION = re.compile(  # another one may begin in the same line; some forks write seconds
     r"iteration\s+(\d+)/\s*\d+ \|((?:(?!iteration\s+\d+/).)*?)"
     r"elapsed time per iteration \((?:ms\): (\d+\.\d)|s\): (\d+\.\d+)) \|(.*)"
@@ -92,11 +89,14 @@ class Reader:
 
     def line(self, text: str) -> None:
         """Read one line, which may hold what several processes wrote."""
-        if _BEGINS.search(text):
+        if begins(text):
             self.runs.append(Log({}))
-        elif (found := _ARGUMENT.search(text)) and len(found[1] + found[2]) in _WIDTHS:
+        elif argument := argument_of(text):
             run = self.runs[-1]
-            run.arguments = {**run.arguments, found[1]: found[3]}
+            run.arguments = {**run.arguments, argument[0]: argument[1]}
+        elif vocabulary := vocabulary_of(text):
+            run = self.runs[-1]
+            run.arguments = {**run.arguments, "vocab_size": vocabulary}
         for found in _MEMORY.finditer(text):
             sizes = (round(float(size) * MIB) for size in (found[2], found[3]))
             self.runs[-1].memory[int(found[1])] = tuple(sizes)  # type: ignore[assignment]
@@ -164,7 +164,7 @@ class Reader:
 def read_lines(text: str) -> list[Log]:
     """Return the runs of a log that have timers or arguments, the last one last."""
     reader = Reader()
-    for line in _LINES.split(_COLOURS.sub("", text)):
+    for line in lines_of(text):
         reader.line(line)
     found = [run for run in reader.runs if run.arguments or run.blocks or run.memory]
     return found or [Log()]

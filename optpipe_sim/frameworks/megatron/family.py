@@ -22,6 +22,7 @@ from ...schedules import INTERLEAVED, PLAIN, build, parse_name
 from ...schedules.recompute import first_layers
 from ..nearest import Nearest, compare, replay_unlimited
 from ..parts import Part, parts_of
+from .model import model_in, model_options, unsaid
 from .options import OVERLAP, RECOMPUTED, Offloading, Plan, Recompute
 
 FRACTIONS = (Fraction(1), Fraction(3, 4), Fraction(1, 2), Fraction(1, 4))
@@ -37,6 +38,14 @@ FORMATS = {
     "grad_reduce_in_bf16": "grad-reduce-in-bf16",
     "accumulate_grads_in_fp32": "accumulate-allreduce-grads-in-fp32",
 }
+OLD_LINKS = (  # machines of Hopper and before, by their names
+    "a100",
+    "h100",
+    "h200",
+    "gh200",
+    "rtx",
+)
+NO_MODEL = "the options of the model are not in the profile; one that estimate, evaluate or advise wrote has them"
 
 
 @dataclass(frozen=True)
@@ -189,6 +198,7 @@ def plan_of(
         )
     if (zero := profile.meta.get("parallel", {}).get("zero", 0)) > 1:
         notes.append(f"ZeRO {zero} is an option of its Megatron-FSDP, which is not among these")
+    model, machine = model_in(profile), profile.meta.get("machine", {})
     plan = Plan(
         costs.devices,
         microbatches,
@@ -197,8 +207,10 @@ def plan_of(
         recompute,
         offloading,
         tuple(_sizes(profile, microbatches)),
+        tuple(model_options(model, profile.meta["work"]["seq"])) if model else (),
+        str(machine.get("name", "")).startswith(OLD_LINKS),
     )
-    return plan, (*notes, *plan.notes())
+    return plan, (*notes, *plan.notes(), *(unsaid(model) if model else [NO_MODEL]))
 
 
 def _baked_in(profile: CostProfile) -> str | None:

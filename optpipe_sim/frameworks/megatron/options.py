@@ -132,6 +132,8 @@ class Plan:
         group: the microbatch group size, with several chunks; None: p.
         sizes: what else the plan assumes, by option, where it is known: parallel and batch sizes, number
             format, exchange of tokens.
+        model: the options of the model's layers, where they are known.
+        old_links: the devices are of Hopper or before, where tensor and context parallelism need one connection.
 
     Raises:
         MegatronError: for options that Megatron-LM refuses.
@@ -144,6 +146,8 @@ class Plan:
     recompute: Recompute | None = None
     offloading: Offloading | None = None
     sizes: tuple[tuple[str, Any], ...] = ()
+    model: tuple[tuple[str, Any], ...] = ()
+    old_links: bool = False
 
     def __post_init__(self) -> None:
         if not self.parts or len(self.parts) % self.devices:
@@ -256,17 +260,25 @@ class Plan:
             found.update(part.options() if part is not None else ())
             if part is not None and {"moe_act", "expert_fc1"} & set(part.modules):
                 found["moe-grouped-gemm"] = True  # only its experts have these modules
-        return found
+        return {**found, **dict(self.model)}
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that the options need."""
         found = {} if self.offloading is None else {"NVTE_CPU_OFFLOAD_V1": "1"}
-        return found | ({"CUDA_DEVICE_MAX_CONNECTIONS": "32"} if self.overlaps else {})
+        if self.overlaps:
+            found["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
+        elif self.old_links and self._shared:
+            found["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"  # else Megatron-LM refuses to start
+        return found
+
+    @property
+    def _shared(self) -> bool:
+        """Whether devices share layers or sequences."""
+        return bool({"tensor-model-parallel-size", "context-parallel-size"} & {*dict(self.sizes)})
 
     def notes(self) -> Iterator[str]:
         """Yield what Megatron-LM warns of."""
-        shared = {"tensor-model-parallel-size", "context-parallel-size"} & {*dict(self.sizes)}
-        if self.overlaps and shared:
+        if self.overlaps and self._shared:
             yield (
                 "CUDA_DEVICE_MAX_CONNECTIONS: up to Hopper Megatron-LM wants 1 for tensor and context parallelism, and more for"
                 f" --{OVERLAP}; try both, 1 gives the exchange less to hide behind"

@@ -121,7 +121,57 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--no-check-for-nan-in-loss-and-grad", action="store_true")
     dispatchers = ("allgather", "alltoall", "flex")
     found.add_argument("--moe-token-dispatcher-type", choices=dispatchers)
+    _add_model(found)
     return found
+
+
+def _add_model(found: argparse.ArgumentParser) -> None:
+    """The options of a model's layers, with their defaults (arguments.py, transformer_config.py)."""
+    whole = (
+        "hidden-size ffn-hidden-size num-attention-heads kv-channels vocab-size max-position-embeddings num-experts"
+        " moe-ffn-hidden-size moe-shared-expert-intermediate-size q-lora-rank"
+    )
+    for name in whole.split():
+        found.add_argument(f"--{name}", type=int)
+    usual = {
+        "num-query-groups": 1, "rotary-base": 10000, "moe-router-topk": 2, "kv-lora-rank": 32, "qk-head-dim": 128,
+        "qk-pos-emb-head-dim": 64, "v-head-dim": 128,
+    }  # fmt: skip
+    for name, value in usual.items():
+        found.add_argument(f"--{name}", type=int, default=value)
+    for name in (
+        "group-query-attention",
+        "swiglu",
+        "add-qkv-bias",
+        "qk-layernorm",
+        "untie-embeddings-and-output-weights",
+        "multi-latent-attention",
+    ):
+        found.add_argument(f"--{name}", action="store_true")
+    found.add_argument("--disable-bias-linear", action="store_false", dest="add_bias_linear")
+    found.add_argument("--hidden-dropout", type=float, default=0.1)
+    found.add_argument("--attention-dropout", type=float, default=0.1)
+    norms = ("LayerNorm", "RMSNorm")
+    found.add_argument("--normalization", choices=norms, default="LayerNorm")
+    positions = ("learned_absolute", "rope", "yarn", "mrope", "relative", "none")
+    found.add_argument("--position-embedding-type", choices=positions, default="learned_absolute")
+    found.add_argument("--moe-layer-freq", type=_frequency, default=1)
+
+
+def _frequency(text: str) -> int | list[int]:
+    """A number, or the list that a pattern such as ([0]*3+[1]*2)*2 stands for."""
+    if "[" not in text:
+        return int(text)
+    need(re.fullmatch(r"[\[\]()*+,\d]+", text), f"pattern {text}")
+    return list(eval(text))  # of these characters alone
+
+
+def printed(given: argparse.Namespace, **more: Any) -> str:
+    """The arguments as Megatron-LM prints them when it starts."""
+    lines = ["------------------------ arguments ------------------------"]
+    for name, value in sorted({**vars(given), **more}.items()):
+        lines.append(f"  {name} {'.' * (48 - len(name))} {value}")
+    return "\n".join([*lines, "-------------------- end of arguments ---------------------", ""])
 
 
 def accept(command: str, microbatches: int) -> argparse.Namespace:
@@ -144,12 +194,25 @@ def accept(command: str, microbatches: int) -> argparse.Namespace:
     _check_recompute(given)
     _check_offload(given)
     _check_exchange(given, chunks)
+    _check_model(given)
     if given.cuda_graph_impl == "full_iteration":
         need(given.no_check_for_nan_in_loss_and_grad, "graphs exclude checks for NaN")
         need(
             not given.fine_grained_activation_offloading, "offloading would need a limit in flight"
         )
     return given
+
+
+def _check_model(given: argparse.Namespace) -> None:
+    if given.hidden_size is None:  # the plan is not of an estimated profile
+        return
+    need(given.num_attention_heads and given.ffn_hidden_size and given.vocab_size, "sizes")
+    need(given.max_position_embeddings >= (given.seq_length or 0), "positions for the sequence")
+    if not given.group_query_attention:
+        need(given.num_query_groups == 1, "groups of queries need their option")
+    need(given.num_attention_heads % given.num_query_groups == 0, "groups divide the heads")
+    if isinstance(given.moe_layer_freq, list):
+        need(len(given.moe_layer_freq) == given.num_layers, "a pattern has every layer")
 
 
 def _check_recompute(given: argparse.Namespace) -> None:

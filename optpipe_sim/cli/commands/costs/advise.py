@@ -8,6 +8,7 @@ import io
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ....errors import OptPipeError
 from ...options.kinds import count, names, real_size, seconds
 from ...options.models import (
     SPLIT,
@@ -104,6 +105,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_report(parser, "time over memory of all of them, with the lanes of the best")
     parser.add_argument("--save-profile", metavar="P.yaml", help="write the profile of the best")
     parser.add_argument("--save", metavar="S.json", help="write the schedule of the best")
+    parser.add_argument(
+        "--scripts",
+        metavar="FOLDER",
+        help="with --family megatron: write a script for Slurm or torchrun for each of the first plans",
+    )
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
@@ -112,6 +118,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     from ....costs.advise.hints import hints_for
     from ...outputs.show import hint, program, show_hints, written
 
+    if arguments.scripts and arguments.family != "megatron":
+        raise OptPipeError("--scripts: start Megatron-LM; give --family megatron as well")
     model, machine, fitted = model_and_machine(arguments)
     with out.progress("advising") as progress:
         found = advise(
@@ -153,6 +161,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     hinted = {"hints": [one.to_json() for one in hints]}
     try:
         _write(arguments, found, best, files)
+        if arguments.scripts:
+            scripts, unsaid = family.write_scripts(arguments.scripts, found, best)
+            files |= scripts
+            plan = {**plan, "notes": [*plan["notes"], *unsaid]}
     finally:  # the answer is given even if a file cannot be written
         out.result({**found.to_json(), **plan, **hinted, "files": files, "next": commands})
         _show(out, found, best)

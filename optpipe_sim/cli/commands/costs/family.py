@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ....trace import Trace
     from ...outputs.show import Out
 
+SCRIPTS = 3  # plans that get one
 FREE_S = 8.0  # to search the same split without the family
 LAYOUT_S = 6.0  # for other layouts of layers
 MOST_OPS = 200_000  # rows with more ops are reported as they are
@@ -69,6 +70,32 @@ def told_to(family: str | None, trace: Trace) -> None:
     elif family == "torchtitan":
         named = torchtitan.has_name(schedule, profile)
         torchtitan.options(schedule, profile, None if named else "order.csv")
+
+
+def write_scripts(folder: str, found: Advice, told: Row) -> tuple[dict[str, str], list[str]]:
+    """Write a script for the plan that was told and for each further row, up to `SCRIPTS`; return their names with what
+    they are, and a sentence for each row that Megatron-LM has no options for."""
+    from pathlib import Path
+
+    from ....files import write_text
+    from ....frameworks.megatron.family import plan_for
+    from ....frameworks.megatron.launch import script
+    from ....units import format_size, format_time
+
+    files, notes = {}, []
+    for at, row in enumerate([told, *found.rows[1:]][:SCRIPTS], 1):
+        what = f"{row.schedule} on {row.choice}, recompute {row.choice.recompute}"
+        try:
+            plan, _ = plan_for(row.trace.schedule, row.profile)
+        except OptPipeError as error:
+            notes.append(f"no script for {what}: {error}")
+            continue
+        time = f"{format_time(round(row.iteration_ns))} per iteration"
+        said = f"plan {at}: {what}; predicted: {time}, {format_size(row.peak_bytes)}"
+        path = str(Path(folder) / f"{at}-{str(row.choice).replace(' ', '-').replace(',', '')}.sh")
+        write_text(path, script(plan, row.profile, [said]))
+        files[path] = f"starts plan {at}: {time}"
+    return files, notes
 
 
 def plan_over_slices(found: Advice) -> dict[str, Any]:

@@ -131,6 +131,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
         "--layers": arguments.layers and not (plan or arguments.parts),
         "--nearest": arguments.nearest and arguments.format not in ("megatron", "torchtitan", "te"),
         "--csv": arguments.csv and arguments.format != "torchtitan",
+        "--script": arguments.script and arguments.format != "megatron",
         "--offload-modules": arguments.offload_modules and arguments.format != "megatron",
     }
     for option, wrong in given.items():

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # with the endings of default names
 FORMATS = {"megatron": ".megatron.yaml", "torchtitan": ".torchtitan.yaml", "te": ".te.yaml"}
+WRITES = {"megatron": "starts the plan", "torchtitan": "the order of ops"}
 NAMES = {"megatron": "Megatron-LM", "torchtitan": "torchtitan", "te": "TransformerEngine"}
 
 
@@ -37,6 +38,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--offload-modules",
         metavar="A,B,...",
         help="megatron: whose inputs are offloaded (default: all that can be)",
+    )
+    parser.add_argument(
+        "--script", metavar="F.sh", help="megatron: write a script that starts the plan"
     )
 
 
@@ -62,7 +66,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     for path, text in files.items():
         _write(path, text)
     write_mapping(arguments.out, {"format": arguments.format, **answer})
-    paths = dict.fromkeys(files, "the order of ops")
+    paths = dict.fromkeys(files, WRITES.get(arguments.format, ""))
     out.result(
         {
             "schedule": arguments.schedule,
@@ -98,6 +102,7 @@ def _megatron(arguments: argparse.Namespace, schedule: Schedule, profile: CostPr
     from dataclasses import replace
 
     from ....frameworks.megatron.family import nearest, plan_of
+    from ....frameworks.megatron.launch import script
 
     choice, found = nearest(schedule, profile)
     modules = arguments.offload_modules and arguments.offload_modules.split(",")
@@ -109,7 +114,10 @@ def _megatron(arguments: argparse.Namespace, schedule: Schedule, profile: CostPr
         "environment": plan.environment(),
         "command": plan.command(),
     }
-    return replace(found, notes=notes), data, {}
+    files = {}
+    if arguments.script:
+        files[arguments.script] = script(plan, profile, [f"{choice.name}: {profile.name}"])
+    return replace(found, notes=notes), data, files
 
 
 def _torchtitan(arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile) -> _Made:
