@@ -102,13 +102,13 @@ def model_of(arguments: Mapping[str, str], name: str) -> Model:
         if value := _number(arguments, theirs):
             made[ours] = value
     vocab = _number(arguments, "vocab_size") or _number(arguments, "padded_vocab_size")
-    for theirs, value in (
+    for theirs, needed in (
         ("num_layers", made.get("layers")),
         ("hidden_size", made.get("hidden")),
         ("num_attention_heads", made.get("heads")),
         ("vocab_size", vocab),
     ):
-        if not value:
+        if not needed:
             raise ModelError(
                 f"model {name}: {theirs}: the log does not say; give the model, as --model config.json"
             )

@@ -97,9 +97,9 @@ class Reader:
         elif vocabulary := vocabulary_of(text):
             run = self.runs[-1]
             run.arguments = {**run.arguments, "vocab_size": vocabulary}
-        for found in _MEMORY.finditer(text):
-            sizes = (round(float(size) * MIB) for size in (found[2], found[3]))
-            self.runs[-1].memory[int(found[1])] = tuple(sizes)  # type: ignore[assignment]
+        for one in _MEMORY.finditer(text):
+            sizes = (round(float(size) * MIB) for size in (one[2], one[3]))
+            self.runs[-1].memory[int(one[1])] = tuple(sizes)  # type: ignore[assignment]
         if _HEAD.search(text):
             self._heads += 1
         if found := _ITERATION.search(text):
