@@ -36,6 +36,7 @@ LAYERS = (
     },
     {"trace"},
     {"schedules", "sim", "bounds", "checker", "reasons"},
+    {"atlas"},
     {"solvers"},
     {"names"},
     {"costs", "plot", "frameworks"},
@@ -125,6 +126,12 @@ def test_the_checker_does_not_know_the_simulator_or_the_solvers() -> None:
     }
     assert not seen & {"sim", "solvers", "schedules", "bounds"}
     assert {"schedule", "profile"} <= seen
+
+
+def test_the_atlas_is_checked_without_the_simulator_and_the_solvers() -> None:
+    seen = set(map(_room, _reached("atlas.verify")))
+    assert not seen & {"sim", "solvers", "schedules", "bounds"}
+    assert {"checker", "schedule", "profile"} <= seen
 
 
 def test_torch_only_in_the_runtime_and_the_runtime_only_for_the_command_line() -> None:

@@ -41,13 +41,24 @@ def check(
     Raises:
         ProfileError: if `memory_limit` is a list of the wrong length.
     """
+    return timed(schedule, profile, memory_limit)[0]
+
+
+def timed(
+    schedule: Schedule, profile: CostProfile, memory_limit: Size | Sequence[Size] | None = None
+) -> tuple[list[str], int]:
+    """Return the problems that `check` finds, and the makespan in ns by the checker's own replay, 0 where there are problems.
+
+    Raises:
+        ProfileError: as `check`.
+    """
     require("schedule", schedule, Schedule, "make one with build(NAME, profile, microbatches)")
     require("profile", profile, CostProfile, "read one with load_profile(PATH)")
     try:
         profile = profile.for_shape(schedule.shape)
         profile = profile.issued(schedule.issued_split)
     except (InvalidSchedule, ProfileError) as error:
-        return [str(error)]
+        return [str(error)], 0
     problems = completeness(schedule) + level_problems(schedule, profile)
     problems += split_problems(schedule, profile)
     if profile.offload is None:
@@ -66,7 +77,7 @@ def check(
     if limits is not None:
         problems += _too_small(profile, limits)
     if problems:
-        return problems
+        return problems, 0
     times = step_through(schedule, profile, limits)
     if times.stuck:
         done, size = len(times.end_ns), sum(map(len, schedule.flat_programs))
@@ -75,8 +86,9 @@ def check(
             f"the programs get stuck at {format_time(times.last_ns)} with {done} of {size} ops done: "
             + "; ".join(times.stuck[:4])
             + more
-        ]
-    return host_problems(schedule, profile, times.start_ns, times.end_ns)
+        ], 0
+    problems = host_problems(schedule, profile, times.start_ns, times.end_ns)
+    return problems, 0 if problems else max(times.end_ns.values(), default=0)
 
 
 def _kept_and_work(cost: StageCost) -> Iterator[tuple[int, int]]:

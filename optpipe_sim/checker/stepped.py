@@ -1,8 +1,8 @@
 """A plain replay for the checker: instant by instant, written independently of the simulator.
 
 It shares nothing with `optpipe_sim.sim`, so that the two check each other. At every instant with an event it
-visits all devices: ops that have ended, ops that can be granted memory or start, and last the transfers that
-the links serve.
+visits the devices on which something ended, started or arrived: ops that have ended, ops that can be granted
+memory or start, and last the transfers that the links serve.
 """
 
 from __future__ import annotations
@@ -130,6 +130,9 @@ class _World:
         self.sending: list[tuple[int, int]] = []
         self.moments: list[int] = []  # instants to look at, a heap
         self.ending: dict[int, list[Op]] = {}
+        # devices whose next ops may be able to go on: now, and when messages arrive
+        self.touched = set(range(len(programs)))
+        self.arriving: dict[int, set[int]] = {}
 
     def settle(self) -> None:
         """Process the instant `now`: ends; grants and starts until no more are possible; links."""
@@ -138,6 +141,7 @@ class _World:
 
     def begin(self, op: Op) -> None:
         self.times.start_ns[op] = self.now
+        self.touched.add(self.device[op])
         end = self.now + self.costs.duration_ns(op)
         if end not in self.ending:
             self.ending[end] = []
@@ -148,11 +152,13 @@ class _World:
         for time, at in self.sending:
             if time == self.now:
                 self.at_work[at] = None
+                self.touched.add(at)
                 self.sending.remove((time, at))
                 return True
         ended = self.ending.pop(self.now, [])
         for op in ended:
             at = self.device[op]
+            self.touched.add(at)
             self.times.end_ns[op] = self.now
             self.held[at] -= self.costs.gives(op)
             if op.kind in COMPUTE:
@@ -185,6 +191,7 @@ class _World:
             leaves = max(leaves, self.pair_free.get(pair, 0))
             self.pair_free[pair] = leaves + self.profile.occupancy_ns
         self.arrival[op] = leaves + self.profile.occupancy_ns + self.profile.latency_ns
+        self.arriving.setdefault(self.arrival[op], set()).add(pair[1])
         heappush(self.moments, self.arrival[op])
 
     def arrived(self, op: Op, at: int) -> bool:
@@ -195,7 +202,10 @@ class _World:
 
     def grant_and_compute(self) -> bool:
         done = False
-        for at, compute in enumerate(self.compute):
+        visited = sorted(self.touched | self.arriving.pop(self.now, set()))
+        self.touched.clear()
+        for at in visited:
+            compute = self.compute[at]
             while self.grants[at] and self.may_grant(self.grants[at][-1], at):
                 op = self.grants[at].pop()
                 self.times.grant_ns[op] = self.now

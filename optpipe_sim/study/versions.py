@@ -31,7 +31,7 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
 @lru_cache(maxsize=1)
 def commit() -> str | None:
     """Return the commit of the checkout that this code is run from, with a ``+`` where files of the package
-    differ from it; None where it is no checkout, or there is no git."""
+    differ from it (the atlas's library aside, which is data); None where it is no checkout, or there is no git."""
     here = str(Path(__file__).parent.parent)
 
     def git(*words: str) -> str:
@@ -40,6 +40,8 @@ def commit() -> str | None:
         ).stdout.strip()
 
     try:
-        return git("rev-parse", "--short=10", "HEAD") + ("+" if git("status", "-s", ".") else "")
+        return git("rev-parse", "--short=10", "HEAD") + (
+            "+" if git("status", "-s", ".", ":!atlas/library") else ""
+        )
     except (OSError, subprocess.SubprocessError):
         return None
