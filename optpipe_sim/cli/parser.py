@@ -159,7 +159,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         SystemExit: after ``--help`` and ``--version``.
     """
     parser, commands = _parsers()
-    words = list(sys.argv[1:] if argv is None else argv)
+    words = typed = list(sys.argv[1:] if argv is None else argv)
     if not words:
         parser.error(f"give a command: {', '.join(commands)}")
     if words[0] not in commands:
@@ -167,6 +167,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     else:
         chosen = commands[words[0]]
         words = [_translated(chosen, word) for word in words]
+        typed = words
+        if words[0] == "evaluate":
+            words = evaluate.expanded(words)
         # report a misspelt option before the arguments that are then missing
         for word in words[1:]:
             if (
@@ -178,7 +181,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if unknown:
         _refuse(commands.get(arguments.command, parser), unknown[0])
     arguments.parsers = commands  # for `completion`
-    arguments.words = words  # for what says where it comes from
+    arguments.words = typed  # for what says where it comes from
     return arguments
 
 

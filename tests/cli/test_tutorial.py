@@ -33,7 +33,11 @@ def commands(text: str) -> list[list[str]]:
     return found
 
 
-def test_commands_on_the_first_pages_are_understood() -> None:
+def test_commands_on_the_first_pages_are_understood(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for kind, block in FENCE.findall(TUTORIAL):
+        if kind == "sh":
+            calls_of(block)  # the files that are read
     for page in ("README.md", "docs/tutorial.md"):
         calls = commands((ROOT / page).read_text())
         assert len(calls) >= 5, page

@@ -27,7 +27,7 @@ _ELSEWHERE = {
         VARY: "--pp --tp --cp --ep --etp --dp --zero --microbatch --recompute",
     },
     "solve": {VARY: "--layers"},
-    "evaluate": {RUN: "--chunks"},
+    "evaluate": {RUN: "--chunks --log"},
     "estimate": {RUN: "--chunks --placement --slices --slice-by"},
 }
 _RESEARCH = {

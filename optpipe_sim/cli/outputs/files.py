@@ -30,6 +30,7 @@ INPUTS = (
     "execution",
     "lengths",
     "imbalance",
+    "run_log",
     "text",
     "other_files",
 )

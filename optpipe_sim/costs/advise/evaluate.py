@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from ...names import ENTRIES, parse_name
 from ...reasons.hints import Hint
 from ...schedules import INTERLEAVED, PLAIN
 from ...solvers.starts import LOOP, VEE
+from ...trace import Trace
 from ...units import Size, as_limit, as_size, format_size, format_time, html_table
 from ..calibrate import Calibration
 from ..doubt import kind_of, plausibility
@@ -163,9 +164,11 @@ class Evaluation:
             "findings": self.findings(),
         }
 
-    def hints(self, seconds: float = SECONDS) -> list[Hint]:
+    def hints(
+        self, seconds: float = SECONDS, check: Callable[[Trace], None] = lambda _: None
+    ) -> list[Hint]:
         """Return changes that make the configuration faster, each replayed; see `hints.hints_for`."""
-        return hints_for(self.advice.question, self.row, seconds)
+        return hints_for(self.advice.question, self.row, seconds, check=check)
 
     def measurement(self) -> dict[str, Any]:
         """Return the measured numbers as a row of a calibration file.

@@ -22,6 +22,7 @@ from ...profile import CostProfile
 from ...sim import simulate
 from ...stage_cost import StageCost
 from ...units import format_sizes
+from ..megatron.layout import layers_in
 from .megatron_lines import LAST, SLOWEST, WANTED, Block, Log, read_lines
 
 Path = str | os.PathLike[str]
@@ -95,13 +96,13 @@ def read_log(path: Path, name: str = "megatron-log") -> LogProfile:
     p = log.number("pipeline_model_parallel_size", 1)
     v = log.number("virtual_pipeline_model_parallel_size", 1)
     blocks, left_out = _counting(log, path)
-    batch = _batch(log, blocks, path)
+    batch = batch_of(log, blocks, path)
     m = _microbatches(log, batch, path)
     ranks = _ranks(log, p)
     costs = [_stage(blocks, at, ranks, m * v, path) for at in range(p)]
     counts = _in_flight(log, p, v, m)
     unknown = _memory_unknown(log, ranks, counts)
-    layers = _layers(log, p * v)
+    layers = layers_of(log, p * v, path)
     stages = [
         replace(
             _with_memory(costs[at % p], log, ranks[at % p], counts[at % p], at < p, unknown),
@@ -175,16 +176,16 @@ def _counting(log: Log, path: Path) -> tuple[list[Block], list[str]]:
             " at least three, as the first warms up and may be part of the second"
         )
     grew = all(blocks[1].timers.get(key, ms) >= ms for key, ms in blocks[0].timers.items())
-    steady = blocks[2 if grew else 1 :]
-    same = _steady(log, steady, path)
-    if others := sum(block.batch != same[-1].batch for block in steady):
+    after = blocks[2 if grew else 1 :]
+    same = steady(log, after, path)
+    if others := sum(block.batch != same[-1].batch for block in after):
         left_out.append(f"{others} iterations with other global batch sizes")
     for block in same:
         _plausible(block, path)
     return same, left_out
 
 
-def _steady(log: Log, blocks: Sequence[Block], path: Path) -> list[Block]:
+def steady(log: Log, blocks: Sequence[Block], path: Path) -> list[Block]:
     """Return the last blocks in a row with the same global batch size, which may grow along a log
     (``--rampup-batch-size``); where no two are, one of an iteration of its own.
 
@@ -244,7 +245,7 @@ def _plausible(block: Block, path: Path) -> None:
             )
 
 
-def _batch(log: Log, blocks: Sequence[Block], path: Path) -> int:
+def batch_of(log: Log, blocks: Sequence[Block], path: Path) -> int:
     """Return the global batch size of the blocks: as logged, as consumed, or the argument's."""
     if blocks[-1].batch:
         return blocks[-1].batch
@@ -356,11 +357,21 @@ def _with_memory(
     )
 
 
-def _layers(log: Log, stages: int) -> list[int] | None:
-    """Return the decoder layers of each stage, as the arguments deal them; None where they do not say."""
+def layers_of(log: Log, stages: int, path: Path) -> list[int] | None:
+    """Return the decoder layers of each stage, as the arguments deal them; None where they do not say.
+
+    Raises:
+        OptPipeError: for a layout that is not one of these stages.
+    """
     layers = log.number("num_layers", 0) or log.number("encoder_num_layers", 0)
-    if log.arguments.get("pipeline_model_parallel_layout", "None") != "None":
-        return None
+    layout = log.arguments.get("pipeline_model_parallel_layout", "None")
+    if layout != "None":
+        counts = layers_in(layout)
+        if len(counts) != stages:
+            raise OptPipeError(
+                f"{path}: pipeline_model_parallel_layout: {layout!r} is not a layout of {stages} stages"
+            )
+        return counts
     front = log.number("decoder_first_pipeline_num_layers", 0)
     back = log.number("decoder_last_pipeline_num_layers", 0)
     if front or back:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -23,6 +24,14 @@ def layout_string(parts: Sequence[Part]) -> str:
         count = len(list(run))
         text += f"({stage}|)*{count}" if count > 1 else f"{stage}|"
     return text + last
+
+
+def layers_in(layout: str) -> list[int]:
+    """Return the decoder layers of each stage in a layout string."""
+    text = layout.strip("'\"").replace(",", "")
+    text = re.sub(r"\(([^)]*)\)\*(\d+)", lambda found: found[1] * int(found[2]), text)
+    text = re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), text)
+    return [stage.count("t") for stage in text.split("|")]
 
 
 def _stage(part: Part) -> str:

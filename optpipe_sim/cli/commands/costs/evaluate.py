@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ....errors import OptPipeError
@@ -27,9 +28,12 @@ from ...options.models import (
     model_and_machine,
 )
 from ...status import DONE, NO
+from .family import told_to
 
 if TYPE_CHECKING:
     from ....costs.advise.evaluate import Evaluation
+    from ....costs.models import Model
+    from ....frameworks.imports.megatron_run import MegatronRun
     from ...outputs.show import Out
 
 EXAMPLE = (
@@ -42,6 +46,13 @@ _SPLIT = [name for name in SPLIT if name != "dp"]  # follows from the GPUs in al
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `evaluate`."""
+    parser.add_argument(
+        "--log",
+        dest="run_log",
+        metavar="F.log",
+        help="take the options, the measurements and, without --model, the model from this log of Megatron-LM;"
+        " what you give beside it goes first",
+    )
     add_model(parser)
     add_machine(parser)
     parser.add_argument(
@@ -110,12 +121,40 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def expanded(words: Sequence[str]) -> list[str]:
+    """Return the words of `evaluate` with what ``--log`` says in their front, where what the user gives overrides it.
+
+    Raises:
+        OptPipeError: for a log that does not say the run.
+    """
+    path = next((one for word, one in pairwise([*words, ""]) if word == "--log"), "")
+    path = next((word.partition("=")[2] for word in words if word.startswith("--log=")), path)
+    if not path or path.startswith("--"):
+        return list(words)
+    from ....frameworks.imports.megatron_run import read_run
+
+    found = read_run(path)
+    given = {word.partition("=")[0] for word in words}
+    said = dict(found.options)
+    if given & {"-m", "--microbatches"}:
+        said.pop("--global-batch")
+    if not given & {"--measured-ms", "--measured-tokens-per-s"}:
+        said["--measured-ms"] = f"{found.iteration_ns / 1e6:.1f}"
+    if found.peak_bytes is not None and "--measured-gib" not in given:
+        said["--measured-gib"] = f"{found.peak_bytes / 2**30:.2f}"
+    if "--model" not in given:
+        said["--model"] = path
+    flat = [word for option, value in said.items() for word in (option, value) if word]
+    return [words[0], *flat, *words[1:]]
+
+
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Predict, compare, show, write."""
     from ....costs.advise.evaluate import evaluate
     from ...inputs import named
 
     model, machine, fitted = model_and_machine(arguments)
+    logged = _logged(arguments, model)
     gib = arguments.measured_gib
     time = "--measured-ms" if arguments.measured_ms else "--measured-tokens-per-s"
     with named(measured_ns=time, measured_bytes="--measured-gib"):
@@ -154,15 +193,38 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             measured_bytes=None if gib is None else round(gib * 2**30),
         )
     files = _write(arguments, found)
-    hints = found.hints()
-    out.result({**found.to_json(), "hints": [one.to_json() for one in hints], "files": files})
+    # a run of Megatron-LM goes on there
+    hints = found.hints(check=partial(told_to, "megatron" if logged else None))
+    log = (
+        {} if logged is None else {"log": {"options": logged.options, "notes": list(logged.notes)}}
+    )
+    hinted = {"hints": [one.to_json() for one in hints]}
+    out.result({**found.to_json(), **log, **hinted, "files": files})
     _show(out, found, [] if out.json or out.quiet else _lighter(found, again))
+    if logged is not None:
+        _show_log(out, arguments.run_log, logged)
     from ...outputs.show import show_hints, written
 
     show_hints(out, hints)
     written(out, files)
     _next(out, arguments)
     return DONE if found.row.trace.fits else NO
+
+
+def _logged(arguments: argparse.Namespace, model: Model) -> MegatronRun | None:
+    """Return what ``--log`` says; None without it.
+
+    Raises:
+        OptPipeError: where the model is another than that of the log.
+    """
+    if arguments.run_log is None:
+        return None
+    from ....frameworks.imports.megatron_run import differs, read_run
+
+    other = differs(model, arguments.run_log)
+    if other is not None:
+        raise OptPipeError(f"--model {arguments.model}: has {other}: {arguments.run_log}")
+    return read_run(arguments.run_log)
 
 
 def _microbatches(arguments: argparse.Namespace) -> int:
@@ -304,17 +366,47 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
         out.print(Text(f"          {text}", style), soft_wrap=True)
 
 
+def _show_log(out: Out, path: str, logged: MegatronRun) -> None:
+    """Print the options that the log stands for, and what it has that these cannot say."""
+    from ....units import counted
+    from ...outputs.show import labelled, line
+
+    words = [word for option, value in logged.options.items() for word in (option, value) if word]
+    labelled(out, f"read from {path}", shlex.join(words))
+    text = f"median of {counted(logged.iterations, 'iteration')}"
+    labelled(out, "measured", f"{text}, those with the last global batch size, without the first")
+    for note in logged.notes:
+        line(out, "not read", note)
+
+
 def _next(out: Out, arguments: argparse.Namespace) -> None:
     """Print the next commands, with the measured numbers if there are any."""
     from ...outputs.show import hint, program
 
+    measured = _measured_ns(arguments) or arguments.measured_gib
+    file = arguments.save_measurement or arguments.calibrate
+    if arguments.run_log and measured and not file:
+        file = "measured.yaml"
+        again = ["evaluate", *arguments.words[1:], "--save-measurement", file]
+        hint(out, f"{program()} {shlex.join(again)}", code=True)
+    elif measured and not file:
+        hint(out, "let advice go by what you measured: --save-measurement mine.yaml")
     words = ["advise", "--model", arguments.model, "--machine", arguments.machine]
     words += ["--gpus", str(arguments.gpus), "--seq", str(arguments.seq)]
     replicas = arguments.gpus // (arguments.pp * arguments.tp * arguments.cp)
     batch = arguments.microbatches and arguments.microbatches * replicas * arguments.microbatch
     words += ["--global-batch", str(batch or arguments.global_batch)]
-    if arguments.save_measurement:
-        words += ["--calibrate", arguments.save_measurement]
-    elif _measured_ns(arguments) or arguments.measured_gib:
-        hint(out, "let advice go by what you measured: --save-measurement mine.yaml")
+    words += _as_run(arguments)
+    words += ["--calibrate", file] if file else []
+    words += ["--family", "megatron"] if arguments.run_log else []
     hint(out, f"{program()} {shlex.join(words)}", code=True)
+
+
+def _as_run(arguments: argparse.Namespace) -> list[str]:
+    """Return the options of `advise` for the kernels and number formats of this run, where they are not as usual."""
+    words = ["--dtype", arguments.dtype] if arguments.dtype != "bf16" else []
+    words += ["--exchange", arguments.exchange] if arguments.exchange != "plain" else []
+    words += ["--context", arguments.context] if arguments.context != "ring" else []
+    words += ["--overlap", ",".join(arguments.overlap)] if arguments.overlap else []
+    words += ["--no-flash"] * arguments.no_flash
+    return words + ["--no-sequence-parallel"] * arguments.no_sequence_parallel
