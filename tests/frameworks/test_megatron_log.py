@@ -389,7 +389,9 @@ def test_layers_are_those_of_the_arguments(tmp_path: Path) -> None:
     ends = [(f"account_for_{end}_in_pipeline_split", "True") for end in ("embedding", "loss")]
     assert layers(*ends, ("num_layers", "18")) == [4, 5, 5, 4]
     assert layers(("num_layers", "18")) == [None] * 4
-    assert layers(("pipeline_model_parallel_layout", "Et*8|t*8L")) == [None] * 4
+    assert layers(("pipeline_model_parallel_layout", "Et*3|(t*4|)*2t*5L")) == [3, 4, 4, 5]
+    with pytest.raises(OptPipeError, match=r"'Et\*8\|t\*8L' is not a layout of 4 stages"):
+        layers(("pipeline_model_parallel_layout", "Et*8|t*8L"))
 
 
 def test_a_peak_that_is_not_of_activations(tmp_path: Path) -> None:
