@@ -14,6 +14,7 @@ from ...costs.megatron_arguments import describes_model
 from ...costs.models import Model
 from ...errors import OptPipeError
 from ...files import read_bytes
+from ...schedules import INTERLEAVED, PLAIN
 from .megatron_lines import Log, read_lines
 from .megatron_log import batch_of, layers_of, steady
 
@@ -166,7 +167,7 @@ def _recomputation(log: Log, notes: list[str]) -> Iterator[tuple[str, str]]:
         words = [word.strip(" '\"") for word in modules.strip("[]").split(",")]
         yield "--recompute", "core_attn" if modules == "None" else ",".join(words)
     if schedule:
-        base = f"1f1b-i:chunks={v}," if v > 1 else "1f1b:"
+        base = f"{INTERLEAVED}:chunks={v}," if v > 1 else f"{PLAIN}:"
         yield "--schedule", base + ",".join(f"{key}={value}" for key, value in schedule.items())
 
 
