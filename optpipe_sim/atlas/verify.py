@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..checker.check import timed
 from ..errors import OptPipeError
 from ..profile import CostProfile
-from ..schedule import Schedule
+from ..schedule import Schedule, Shape
 from ..units import format_times
 from .instances import Instance
 
@@ -21,9 +21,7 @@ def makespan(
     profile = profile or instance.load_profile()
     wanted = profile.shape(instance.microbatches)
     if schedule.shape != wanted:
-        return [
-            f"the schedule is for {_shape(schedule)}, the instance for {_shape(Schedule(wanted, [()] * wanted.devices))}"
-        ], 0
+        return [f"the schedule is for {_text(schedule.shape)}, the instance for {_text(wanted)}"], 0
     return timed(schedule, profile)
 
 
@@ -62,8 +60,7 @@ def _contradictions(instance: Instance, profile: CostProfile) -> list[str]:
     ]
 
 
-def _shape(schedule: Schedule) -> str:
-    shape = schedule.shape
+def _text(shape: Shape) -> str:
     slices = f", {shape.slices} slices" if shape.slices > 1 else ""
     return (
         f"{shape.devices} devices, {shape.chunks} chunks each, placement {shape.placement_name}{slices},"

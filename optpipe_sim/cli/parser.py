@@ -23,7 +23,7 @@ from .commands.costs import (
 from .commands.replay import check, compare, explain, export, report, simulate
 from .commands.runs import confirm, train
 from .commands.search import cache, frontier, solve
-from .commands.study import completion, figures, sweep, versions
+from .commands.study import atlas, completion, figures, sweep, versions
 from .options.groups import GROUPS, group_of, is_research
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ COMMANDS: dict[str, Command] = {
     "train": train,
     "sweep": sweep,
     "figures": figures,
+    "atlas": atlas,
     "import": imports,
     "export": export,
     "cache": cache,

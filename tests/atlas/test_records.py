@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from optpipe_sim import build, load_profile, simulate
+from optpipe_sim import build, simulate
 from optpipe_sim.atlas.instances import (
-    PROFILE,
-    Instance,
     Record,
     read_instance,
     read_library,
@@ -21,32 +19,17 @@ from optpipe_sim.atlas.proofs import proven
 from optpipe_sim.atlas.records import Refused, with_bound, with_schedule
 from optpipe_sim.atlas.verify import problems
 from optpipe_sim.errors import OptPipeError
-from optpipe_sim.profile_io import save_profile
 
-STAGES = {"t_f_us": 10, "t_b_us": 11, "t_w_us": 9, "act_gib": 2, "w_gib": 1}
-M = 6
+M = 6  # microbatches of `make`'s instances
 
 
-def instance_in(library: Path, name: str = "toy", **keys: object) -> Instance:
-    profile = load_profile({"devices": 3, "stages": STAGES, "t_comm_us": 1, "name": name, **keys})
-    save_profile(profile, library / name / PROFILE)
-    return Instance(f"{name}@6GiB", library / name, "toy", "made up", 3, 1, M, 6 * 2**30)
-
-
-def solved(instance: Instance, name: str) -> Instance:
-    schedule = build(name, instance.load_profile(), M)
-    instance = with_schedule(instance, schedule, Record(0, name, "a test", seed=0))
-    write_instance(instance, schedule)
-    return instance
-
-
-def test_an_instance_is_read_back(tmp_path: Path) -> None:
-    one = solved(instance_in(tmp_path), "1f1b")
+def test_an_instance_is_read_back(make, tmp_path: Path) -> None:
+    one = make()
     one = replace(one, bound=Record(1000, "work", "a test", seconds=1.5))
     write_instance(one)
-    other = solved(instance_in(tmp_path, "other"), "zb-h1")
-    assert read_library(tmp_path) == [other, one]  # by name
-    assert read_instance("toy@6GiB", tmp_path) == one
+    other = make("zb-h1", "other")
+    assert read_library(tmp_path / "lib") == [other, one]  # by name
+    assert read_instance("toy@6GiB", tmp_path / "lib") == one
     profile = one.load_profile()
     trace = simulate(one.load_schedule(), profile)
     assert trace.makespan_ns == one.best.ns
@@ -55,19 +38,19 @@ def test_an_instance_is_read_back(tmp_path: Path) -> None:
     assert one.to_json()["best"]["how"] == "1f1b"
 
 
-def test_a_second_limit_leaves_the_first_alone(tmp_path: Path) -> None:
-    one = solved(instance_in(tmp_path), "1f1b")
+def test_a_second_limit_leaves_the_first_alone(make, tmp_path: Path) -> None:
+    one = make()
     write_instance(replace(one, name="toy@2GiB", limit_bytes=2**31, best=None))
-    assert read_instance("toy@6GiB", tmp_path) == one
-    known = read_instance("toy@2GiB", tmp_path)
+    assert read_instance("toy@6GiB", tmp_path / "lib") == one
+    known = read_instance("toy@2GiB", tmp_path / "lib")
     assert (known.best, known.gap) == (None, None)
     assert problems(known) == []
     with pytest.raises(OptPipeError, match="no schedule is known"):
         known.load_schedule()
 
 
-def test_only_what_is_better_is_accepted(tmp_path: Path) -> None:
-    one = solved(instance_in(tmp_path), "1f1b")
+def test_only_what_is_better_is_accepted(make) -> None:
+    one = make()
     profile = one.load_profile()
     record = Record(0, "by hand", "a test")
     with pytest.raises(Refused, match="no less than the"):
@@ -83,8 +66,8 @@ def test_only_what_is_better_is_accepted(tmp_path: Path) -> None:
         with_schedule(proud, build("zb-h1", profile, M), record)
 
 
-def test_only_bounds_that_are_computed_again_are_accepted(tmp_path: Path) -> None:
-    one = solved(instance_in(tmp_path), "1f1b")
+def test_only_bounds_that_are_computed_again_are_accepted(make) -> None:
+    one = make()
     most = proven(one, one.load_profile(), "work")
     bounded = with_bound(one, Record(most, "work", "a test"))
     assert bounded.bound.ns == most <= one.best.ns
@@ -98,8 +81,8 @@ def test_only_bounds_that_are_computed_again_are_accepted(tmp_path: Path) -> Non
         with_bound(one, Record(most, "cpsat", "a test"))
 
 
-def test_what_contradicts_is_found(tmp_path: Path) -> None:
-    one = solved(instance_in(tmp_path), "zb-h1")
+def test_what_contradicts_is_found(make) -> None:
+    one = make("zb-h1")
     (wrong,) = problems(replace(one, best=replace(one.best, ns=one.best.ns - 1)))
     assert "the record says" in wrong
     (wrong,) = problems(replace(one, bound=Record(one.best.ns + 1, "work", "a test")))
@@ -122,18 +105,18 @@ def test_what_contradicts_is_found(tmp_path: Path) -> None:
         ({"devices": None}, "is damaged"),
     ],
 )
-def test_damaged_records_are_named(tmp_path: Path, change: dict, message: str) -> None:
-    one = solved(instance_in(tmp_path), "1f1b")
+def test_damaged_records_are_named(make, tmp_path: Path, change: dict, message: str) -> None:
+    one = make()
     path = one.folder / "records.json"
     data = json.loads(path.read_text()) | change
     path.write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
     with pytest.raises(OptPipeError, match=message) as caught:
-        read_library(tmp_path)
+        read_library(tmp_path / "lib")
     assert "records.json" in str(caught.value)
 
 
-def test_damaged_schedules_are_named(tmp_path: Path) -> None:
-    one = solved(instance_in(tmp_path), "1f1b")
+def test_damaged_schedules_are_named(make) -> None:
+    one = make()
     one.schedule_path.write_bytes(b"no xz")
     (wrong,) = problems(one)
     assert "6GiB.schedule.xz: is damaged" in wrong
@@ -141,11 +124,11 @@ def test_damaged_schedules_are_named(tmp_path: Path) -> None:
     assert "no such file" in problems(one)[0]
 
 
-def test_a_name_that_is_not_there_gets_the_nearest(tmp_path: Path) -> None:
-    solved(instance_in(tmp_path), "1f1b")
+def test_a_name_that_is_not_there_gets_the_nearest(make, tmp_path: Path) -> None:
+    make()
     with pytest.raises(OptPipeError, match="its limits there: toy@6GiB"):
-        read_instance("toy@7GiB", tmp_path)
+        read_instance("toy@7GiB", tmp_path / "lib")
     with pytest.raises(OptPipeError, match="toy@6GiB"):
-        read_instance("tou@6GiB", tmp_path)
+        read_instance("tou@6GiB", tmp_path / "lib")
     with pytest.raises(OptPipeError, match="no such folder"):
         read_library(tmp_path / "none")

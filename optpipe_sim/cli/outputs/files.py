@@ -33,6 +33,7 @@ INPUTS = (
     "run_log",
     "text",
     "other_files",
+    "item",
 )
 PICTURES = ("gantt", "chart", "figure")
 OUTPUTS = (
