@@ -41,6 +41,8 @@ BOUNDS = {
     "bandwidth": (0.05, 1.0),
     "p2p": (0.01, 1.0),
     "overhead": (0.0, 0.5),
+    "fixed_ms": (0.0, 1e6),  # and less than the shortest iteration
+    "op_us": (0.0, 1e6),  # and less than the shortest op
     "memory_factor": (0.8, 1.3),
     "working_set": (0.0, 2.0),
     "workspace_mib": (0.0, 8192.0),
@@ -65,6 +67,13 @@ _COUNTS = (
     "devices", "microbatches", "tp", "cp", "ep", "etp", "dp", "chunks", "microbatch", "seq",
 )  # fmt: skip
 _MEASURED = ("t_f_ms", "t_b_ms", "t_w_ms", "t_comm_ms", "iteration_ms", "peak_gib", "profile")
+TIMES = ("fixed_ms", "op_us")  # outside kernels
+SHARES = ("gemm", "attention", "bandwidth")  # of what kernels could reach
+# How many times as long an iteration has to be to tell a fixed time from a share, an op to tell the time beside its kernels.
+APART = 1.5
+# Where such times are fitted too, what is likely before anything is measured counts as well, beside measurements that are off by 5 %:
+# times up to all of the shortest iteration or op, shares within a factor of e of the machine's. It decides where measurements do not.
+NOISE, LIKELY = 0.05, 1.0
 _GIB = 2**30
 
 
@@ -95,6 +104,7 @@ class Measurement:
         value: in ms or GiB.
         predict: the same number as estimated at some rates.
         flash: the attention was a fused kernel, so that its rate matters.
+        op_ms: of an iteration, what a backward with W takes in the mean stage, as estimated at some rates.
     """
 
     label: str
@@ -102,6 +112,7 @@ class Measurement:
     value: float
     predict: Callable[[Rates], float]
     flash: bool = False
+    op_ms: Callable[[Rates], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -154,7 +165,7 @@ def calibrate(
 
     Args:
         source: the origin of the measurements, for the provenance of profiles.
-        names: the rates to fit; by default those that the measurements determine.
+        names: the rates to fit; by default those that the measurements determine (`determined`).
 
     Raises:
         OptPipeError: without measurements, or for a rate that cannot be fitted.
@@ -163,31 +174,37 @@ def calibrate(
 
     if not measurements:
         raise OptPipeError("calibrate: no measurements")
-    kinds = {one.kind for one in measurements}
-    if names is None:
-        flash = any(one.flash and one.kind in ("time", "iteration") for one in measurements)
-        # without op times, an iteration determines one rate, and the overhead stays as it is
-        names_of = dict(FITTED) if "time" in kinds else {**FITTED, "iteration": ("gemm",)}
-        names = [name for kind in names_of if kind in kinds for name in names_of[kind]]
-        names += ["attention"] if flash and "time" in kinds else []
+    names = determined(measurements, machine.rates) if names is None else names
     for name in names:
         if name not in BOUNDS:
             raise OptPipeError(f"calibrate: {name}: known rates are {', '.join(BOUNDS)}")
     start = machine.rates
-    low, high = (np.array([BOUNDS[name][at] for name in names]) for at in (0, 1))
-    inside = [min(max(getattr(start, n), BOUNDS[n][0]), BOUNDS[n][1]) for n in names]
+    bounds = _bounds(names, measurements, start)
+    low, high = (np.array([bound[at] for bound in bounds]) for at in (0, 1))
     width = high - low
-    first = np.clip(np.array(inside), low + 0.01 * width, high - 0.01 * width)
+    inside = np.array([getattr(start, name) for name in names])
+    first = np.clip(inside, low + 0.01 * width, high - 0.01 * width)
     measured = np.log([one.value for one in measurements])
+    timed, shares = (np.array([name in kind for name in names]) for kind in (TIMES, SHARES))
 
     def errors(values: np.ndarray) -> np.ndarray:
         changes: dict[str, Any] = dict(zip(names, map(float, values), strict=True))
         rates = replace(start, **changes)
-        return np.log([one.predict(rates) for one in measurements]) - measured
+        off = np.log([one.predict(rates) for one in measurements]) - measured
+        if not timed.any():
+            return off
+        beside = [*values[timed] / high[timed], *np.log(values[shares] / inside[shares])]
+        return np.concatenate([off, NOISE / LIKELY * np.array(beside)])
 
     # the soft loss limits the influence of outliers
     found = least_squares(
-        errors, first, bounds=(low, high), loss="soft_l1", f_scale=0.05, diff_step=[1e-3]
+        errors,
+        first,
+        bounds=(low, high),
+        x_scale=np.where(timed, width, 1.0),
+        loss="soft_l1",
+        f_scale=NOISE,
+        diff_step=[1e-3],
     )
     fitted = start.fit(
         source, **{n: round(float(v), 4) for n, v in zip(names, found.x, strict=True)}
@@ -195,6 +212,42 @@ def calibrate(
     return Calibration(
         fitted, tuple(names), residuals(measurements, start), residuals(measurements, fitted)
     )
+
+
+def determined(measurements: Sequence[Measurement], rates: Rates) -> list[str]:
+    """Return the rates that measurements determine.
+
+    Without op times an iteration determines one rate, and the share of it in no op stays as it is. Iterations of which one is
+    `APART` times as long as another determine a time that is the same in both, too; and those whose ops are so far apart, as with other
+    microbatches or chunks, the time of an op beside its kernels: never more of them than there are iterations.
+    """
+    kinds = {one.kind for one in measurements}
+    flash = any(one.flash and one.kind in ("time", "iteration") for one in measurements)
+    names_of = dict(FITTED) if "time" in kinds else {**FITTED, "iteration": ("gemm",)}
+    names = [name for kind in names_of if kind in kinds for name in names_of[kind]]
+    names += ["attention"] if flash and "time" in kinds else []
+    whole = [one for one in measurements if one.kind == "iteration"]
+    ops = [one.op_ms(rates) for one in whole if one.op_ms is not None]
+    more = [
+        name
+        for name, times in (("fixed_ms", [one.value for one in whole]), ("op_us", ops))
+        if times and max(times) >= APART * min(times)
+    ]
+    return names + more[: max(0, len(whole) - 1)]
+
+
+def _bounds(
+    names: Sequence[str], measurements: Sequence[Measurement], rates: Rates
+) -> list[tuple[float, float]]:
+    """Return what each rate may be: a fixed time less than the shortest iteration, that of an op less than the shortest op."""
+    found = {**BOUNDS}
+    whole = [one for one in measurements if one.kind == "iteration"]
+    if whole and "fixed_ms" in names:
+        found["fixed_ms"] = (0.0, min(one.value for one in whole))
+    ops = [one.op_ms(rates) for one in whole if one.op_ms is not None]
+    if ops and "op_us" in names:
+        found["op_us"] = (0.0, 1e3 * min(ops))
+    return [found[name] for name in names]
 
 
 # -- measurements ---------------------------------------------------------------------------------
@@ -266,6 +319,10 @@ def run(
         trace = replays.trace(rates)
         return iteration_ns(trace.profile, trace.cost_ns) / 1e6
 
+    def op(rates: Rates) -> float:
+        stages = replays.trace(rates).profile.stages
+        return float(sum(stage.fused_ns for stage in stages)) / len(stages) / 1e6
+
     def peak(rates: Rates) -> float:
         return float(max(replays.trace(rates).peak_bytes)) / _GIB
 
@@ -283,7 +340,16 @@ def run(
         ("activation_gib", "memory", activation_gib, activation),
     ):
         if value is not None:
-            made.append(Measurement(f"{label} {name}", kind, value, predict, flash))
+            made.append(
+                Measurement(
+                    f"{label} {name}",
+                    kind,
+                    value,
+                    predict,
+                    flash,
+                    op if kind == "iteration" else None,
+                )
+            )
     return made
 
 

@@ -12,7 +12,7 @@ from ..profile import CostProfile
 from ..profile.items import EMBEDDING, HEAD, MTP, Item
 from ..profile.streams import Streams
 from ..schedules.sliced.exchange import with_context_exchange
-from ..stage_cost import StageCost
+from ..stage_cost import StageCost, with_overhead
 from .imbalance import EVEN, Imbalance, as_imbalance
 from .layer import Layer, device_parameters, layer
 from .machine_files import load_machine
@@ -165,7 +165,7 @@ def estimate(
         chunks=chunks,
         slices=slices,
         placement=placement,  # type: ignore[arg-type]
-        stages=tuple(costs),
+        stages=tuple(with_overhead(cost, round(machine.rates.op_us * 1e3)) for cost in costs),
         latency_ns=latency,
         occupancy_ns=occupancy,
         offload=section,

@@ -67,6 +67,8 @@ class Rates:
         workspace_mib: memory that libraries keep for their kernels through the framework's allocator.
         context_gib: memory the driver, libraries and communicators take from every device.
         overhead: part of an iteration outside all ops (host, gaps, logging).
+        fixed_ms: of an iteration outside all ops, however long it is.
+        op_us: of each op (F, B, W) beside its kernels, whatever they take, so that small microbatches and thin chunks pay.
         fitted: which of these were fitted, and to what.
     """
 
@@ -97,6 +99,8 @@ class Rates:
     workspace_mib: float = 0.0
     context_gib: float = 4.0
     overhead: float = 0.0
+    fixed_ms: float = 0.0
+    op_us: float = 0.0
     fitted: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from ..profile import CostProfile
 from ..profile.iteration import iteration_ns as iteration_ns
 from .doubt import doubt, kind_of
 from .layer import layer
-from .machines import Machine
+from .machines import Machine, Rates
 from .models import Model, beyond_context
 from .parallelism import Layout, optimizer_seconds, replica_bandwidth, static_bytes, static_parts
 from .roofline import OpTime, head_gemm, projection
@@ -51,8 +51,6 @@ def provenance(
     """Return the provenance of a profile: the plan, and which of its numbers are estimated or fitted."""
     rates = machine.rates
     how = {key: f"fitted to {source}" for key, source in rates.fitted.items()}
-    used = (*_USED, "all_to_all", "expert_us") if model.experts else _USED
-    used = (*used, "gemm_fp8") if work.dtype == "fp8" and rates.gemm_fp8 else used
     times = "estimated" if not how else "estimated with fitted rates"
     beyond = beyond_context(model, work.seq)
     warnings = [*model.warnings, *([beyond] if beyond else [])]
@@ -94,6 +92,7 @@ def provenance(
         },
         "layers_per_stage": list(counts),
         "iteration": {key: notes[key] for key in _ONCE if key in notes}
+        | ({"fixed_ms": rates.fixed_ms} if rates.fixed_ms else {})
         | {"overhead": rates.overhead, "peak_flops_per_device": machine.peak(work.dtype)},
         "parameters_per_device": notes["parameters_per_device"],
         "weights_bytes_per_device": notes["weights_bytes_per_device"],
@@ -116,9 +115,17 @@ def provenance(
                     key, f"estimated: {machine.sources.get(f'achieved.{key}', 'assumed')}"
                 ),
             }
-            for key in used
+            for key in _used(model, work, rates)
         },
     }
+
+
+def _used(model: Model, work: Work, rates: Rates) -> tuple[str, ...]:
+    """Return the rates that an estimate rests on."""
+    experts = ("all_to_all", "expert_us") if model.experts else ()
+    times = tuple(key for key in ("fixed_ms", "op_us") if getattr(rates, key))
+    fp8 = ("gemm_fp8",) if work.dtype == "fp8" and rates.gemm_fp8 else ()
+    return (*_USED, *experts, *times, *fp8)
 
 
 def sync_seconds(

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 
 def iteration_ns(profile: CostProfile, pipeline_ns: float) -> float:
     """Return the time of an iteration whose pipeline takes `pipeline_ns`: what the profile knows beside it is the
-    exchange of tokens that no other microbatch hides, gaps between ops, gradient sync and update.
+    exchange of tokens that no other microbatch hides, gaps between ops, gradient sync, update, and what is the same in each.
 
     A profile without an ``iteration`` in its `meta` knows of nothing beside the pipeline.
     """
     extra: Mapping[str, float] = profile.meta.get("iteration", {})
-    once = (extra.get("optimizer_ms", 0.0) + extra.get("gradient_sync_ms", 0.0)) * 1e6
+    once = (
+        sum(extra.get(key, 0.0) for key in ("optimizer_ms", "gradient_sync_ms", "fixed_ms")) * 1e6
+    )
     pipeline_ns += extra.get("exposed_exchange_ms", 0.0) * 1e6
     return pipeline_ns / (1 - extra.get("overhead", 0.0)) + once
 
