@@ -84,7 +84,7 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
         offload, stages, items = read_offload(section, devices, stages, items)
     reader.take("offload")
     overhead = reader.amount("t_overhead", TIME_UNITS) or 0
-    meta = reader.take("meta", {})
+    hidden, meta = _hidden(reader), reader.take("meta", {})
     if not isinstance(meta, Mapping):
         raise reader.fail("meta", f"expected a mapping, got {meta!r}")
     profile = CostProfile(
@@ -102,11 +102,14 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
         microbatch_time=_factors(reader, "microbatch_time"),
         microbatch_bytes=_factors(reader, "microbatch_bytes"),
         execution=load_execution(reader.take("execution", "ideal")),
-        pair_hidden=_hidden(reader),
+        pair_hidden=hidden or 0,
         meta=plain(dict(meta)),
         items=items,
         memory_unknown=unknown,
     )
+    if hidden is None:  # what its layers hide, if they say what they do on two streams
+        layers = [cost.layers or 0 for cost in profile.stages]
+        profile = replace(profile, pair_hidden=profile.hidden_for(layers))
     reader.finish(
         "name, devices, chunks, placement, stages, slices, t_comm_ms, links, offload, memory_limit_gib, t_overhead_us,"
         " pair_hidden_ms, microbatch_time, microbatch_bytes, execution, items, memory_unknown, meta"
@@ -344,11 +347,11 @@ def _comm(reader: Reader) -> tuple[int, int]:
     return latency, transfer_ns(size, bandwidth_of(inner, "gb_per_s", bandwidth)) if size else 0
 
 
-def _hidden(reader: Reader) -> int | tuple[tuple[int, ...], ...]:
-    """Return what pairs hide: a number, or one by the stages of the two."""
+def _hidden(reader: Reader) -> int | tuple[tuple[int, ...], ...] | None:
+    """Return what pairs hide: a number, or one by the stages of the two; None where that is not given."""
     found = reader.quantity("pair_hidden", TIME_UNITS)
     if found is None or found[1] is None:
-        return 0
+        return None
     key, value, factor = found
     if not isinstance(value, list):
         return reader.whole(key, value, factor)

@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from ..errors import ProfileError
 from ..stage_cost import MAX_BYTES, RecomputeLevel, StageCost
 from .parts import evenly, merge
-from .streams import Streams
+from .streams import Line, Streams, exchange_ns, hidden_ns
 
 EMBEDDING, HEAD, MTP = "embedding", "head", "mtp"  # every other name is that of a decoder layer
 PARTIAL = {"25%": 0.25, "50%": 0.5, "75%": 0.75}  # of the layers that a level recomputes whole
@@ -50,6 +50,31 @@ class Item:
     def last(self) -> bool:
         """Whether it comes behind the layers of its stage."""
         return self.name == HEAD
+
+    @property
+    def paired_ns(self) -> int:
+        """What it adds to the work of a device whose forwards and backwards run as one op: its work, less what these two hide of each other."""
+        if self.streams is None:
+            return self.cost.work_ns
+        line = Line(0, 0, (self.streams,))
+        return self.cost.work_ns - hidden_ns(line, line)
+
+    @property
+    def computing(self) -> Item:
+        """The item without its exchange: pairs hide no more than that of both ops."""
+        if self.streams is None:
+            return self
+        line = Line(0, 0, (self.streams,))
+        cost, sent, returned = self.cost, exchange_ns(line, None), exchange_ns(None, line)
+        return replace(
+            self,
+            cost=replace(
+                cost,
+                t_f_ns=max(1, cost.t_f_ns - sent),
+                t_b_ns=max(1, cost.t_b_ns - returned),
+                t_bw_ns=None if cost.t_bw_ns is None else max(1, cost.t_bw_ns - returned),
+            ),
+        )
 
     @property
     def decoder(self) -> bool:

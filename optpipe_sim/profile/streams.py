@@ -232,9 +232,9 @@ def hidden_ns(forward: Line, backward: Line) -> int:
     return max(0, round(sum(span.part.ns for span in spans) - whole))
 
 
-def exchange_ns(*lines: Line) -> int:
-    """Return how long tokens are on their way in a forward and a backward."""
-    return sum(part.ns for part in issued(*lines) if part.stream == EXCHANGE)
+def exchange_ns(forward: Line | None, backward: Line | None) -> int:
+    """Return how long tokens are on their way in a forward and a backward, or in one of the two."""
+    return sum(part.ns for part in issued(forward, backward) if part.stream == EXCHANGE)
 
 
 def lines_of(profile: Any, forward: int, backward: int | None = None) -> tuple[Line, Line]:

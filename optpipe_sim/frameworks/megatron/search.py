@@ -13,7 +13,7 @@ from ...profile.items import StageMaker
 from ...profile.layout import counts_of, with_layout
 from ...schedule import Schedule
 from ...solvers.layers.bound import layout_bound
-from ...solvers.layers.search import balanced, moves
+from ...solvers.layers.search import balanced, device_work, moves
 from ...trace import Trace
 from ...units import format_size
 from ..nearest import replay_unlimited
@@ -192,7 +192,9 @@ def _climb(
 
     limits = profile.memory_limit
     _, suggested = layout_bound(own, microbatches, objective or own.objective, limits, 1.0)
-    firsts = filter(None, map(at, (counts_of(own), suggested or balanced(own))))
+    suggestions = [counts_of(own), suggested or balanced(own)]
+    suggestions += [balanced(own, pairs=True)] if start.choice.pairs else []
+    firsts = filter(None, map(at, suggestions))
     best = min(firsts, key=lambda one: one.key, default=None)
     if best is None:
         return []
@@ -211,9 +213,11 @@ def _climb(
     return found
 
 
-def _load(one: Tried) -> Sequence[int] | None:
-    """Return what devices have too much of: memory where that does not fit; None: work."""
-    return one.trace.peak_bytes if one.over else None
+def _load(one: Tried) -> Sequence[int]:
+    """Return what devices have too much of: memory where that does not fit, else work."""
+    if one.over:
+        return one.trace.peak_bytes
+    return device_work(one.trace.profile, one.choice.pairs)
 
 
 def _family(profile: CostProfile, microbatches: int, chunks: Sequence[int]) -> Iterator[Choice]:

@@ -15,6 +15,9 @@ best layout are refined until all of its runs are. The value is a bound at any t
 messages and first items as there are stages before its first one. The least over all ways to
 distribute the items, contiguous or not, of the longest such time is no more than that of any layout.
 This bound ignores the memory limit: what must be recomputed or offloaded to fit is not in it.
+
+*Pairs.* A pair takes no less than its two ops one after the other without what they exchange, because all else is computed by one stream; so a bound for
+layers that exchange nothing holds. Where layers do not say what they exchange, only that a pair takes no less than either of its ops is known.
 """
 
 from __future__ import annotations
@@ -154,6 +157,10 @@ def layout_bound(
         seconds: after which a weaker bound is returned.
     """
     passing = Bound(_one_microbatch(profile, objective), "one microbatch, any layout")
+    if np.any(profile.pair_hidden):
+        if not any(item.streams for item in profile.items):
+            return passing, None
+        profile = replace(profile, items=tuple(item.computing for item in profile.items))
     count, p = len(profile.items), profile.devices
     if profile.chunks > 1 or p * count * count > MOST_CELLS:
         dealt = Bound(_dealt(profile, microbatches, objective), "work, any layout and memory")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ...bounds.bounds import Bound, naive
+from ...bounds.bounds import Bound, naive, with_pairs
 from ...bounds.device.best_first import NEVER
 from ...errors import OptPipeError, OutOfMemory, ProfileError
 from ...profile import CostProfile
@@ -219,6 +219,9 @@ class _Search:
             bounds.append(bound)
             if bound.ns < NEVER and not self._done(bound):
                 found.append(self._layout(counts or balanced(one), one.chunks, one.placement))
+                if np.any(one.pair_hidden):
+                    paired = self._layout(balanced(one, True), one.chunks, one.placement)
+                    found += [paired] if paired not in found else []
         return bounds, found
 
     # -- searches ---------------------------------------------------------------------------------
@@ -276,11 +279,12 @@ class _Search:
         self, layout: CostProfile, schedule: Schedule, cost_ns: int, until: float
     ) -> tuple[CostProfile, int] | None:
         """Return the first layout one move away in which the same order takes less time, and that time."""
-        for counts in moves(_counts(layout), layout):
+        load = device_work(layout, pairs=schedule.has_pairs)
+        for counts in moves(_counts(layout), layout, load):
             if time.monotonic() > until:
                 return None
             other = self._layout(counts, layout.chunks, layout.placement)
-            if naive(other, self.microbatches, self.objective) >= cost_ns:
+            if _least_ns(other, self.microbatches, self.objective) >= cost_ns:
                 continue
             with suppress(OptPipeError):
                 trace = self._problem(other).replay(schedule, explain=False)
@@ -343,18 +347,29 @@ def _moved(counts: Sequence[int], a: int, b: int) -> list[int]:
     return moved
 
 
-def device_work(layout: CostProfile) -> list[int]:
-    """Return, per device, the work of a microbatch in ns."""
+def _least_ns(layout: CostProfile, microbatches: int, objective: str) -> int:
+    """Return a bound that is quick to compute."""
+    if np.any(layout.pair_hidden):
+        return with_pairs(layout, microbatches, objective).ns
+    return naive(layout, microbatches, objective)
+
+
+def device_work(layout: CostProfile, pairs: bool = False) -> list[int]:
+    """Return, per device, the work of a microbatch in ns; with `pairs` less what stages hide of themselves as one op."""
     busy = [0] * layout.devices
-    for device, cost in zip(layout.placement, layout.stages, strict=True):
-        busy[device] += cost.work_ns
+    at = np.arange(len(layout.stages))
+    hidden = layout.hidden_ns(at, at) if pairs else np.zeros(len(at), int)
+    for device, cost, less in zip(layout.placement, layout.stages, hidden.tolist(), strict=True):
+        busy[device] += cost.work_ns - less
     return busy
 
 
-def balanced(profile: CostProfile) -> list[int]:
+def balanced(profile: CostProfile, pairs: bool = False) -> list[int]:
     """Return a layout whose busiest device has little work: an even share, improved by moves of one item
-    while that reduces the load of the busiest devices."""
-    work = np.cumsum([0, *(item.cost.work_ns for item in profile.items)])
+    while that reduces the load of the busiest devices. With `pairs` work is what items take as one op (`Item.paired_ns`)."""
+    work = np.cumsum(
+        [0, *(item.paired_ns if pairs else item.cost.work_ns for item in profile.items)]
+    )
     place = np.array(profile.placement)
 
     def spread(counts: Sequence[int]) -> tuple[int, float]:
