@@ -215,7 +215,7 @@ class CostProfile:
     def hidden_ns(self, forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
         """Return `pair_hidden` of pairs of these stages, before it is limited to what either op takes."""
         if isinstance(self.pair_hidden, int):
-            return np.full(len(forward), self.pair_hidden, np.int64)
+            return np.full(np.shape(forward), self.pair_hidden, np.int64)
         found: np.ndarray = np.array(self.pair_hidden, np.int64)[forward, backward]
         return found
 

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..bounds.bounds import lower_bound
 from ..errors import OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..schedule import Schedule
@@ -78,6 +77,7 @@ def best_rule(
     objective: str | None = None,
     *,
     per_stage: bool = False,
+    pairs: bool | None = None,
     families: Sequence[str] = (),
     known: Best | None = None,
     seconds: float = ENOUGH_S,
@@ -90,7 +90,7 @@ def best_rule(
 
     Args:
         limits: bytes per device; None: no limit.
-        per_stage: all activations of a stage get the same treatment.
+        per_stage: all activations of a stage get the same treatment. `pairs`: see `make_problem`.
         families: only these, out of ``gis, po``; none: all.
         known: a schedule that is known to fit, to be beaten.
         seconds: the time for it. `workers`: processes; with 1 the rules are always tried in the same order.
@@ -100,7 +100,9 @@ def best_rule(
     for shape in candidate_shapes(profile):
         with suppress(OutOfMemory):  # the limit is below what these chunks need
             problems.append(
-                make_problem(shape, microbatches, limits, objective, per_stage=per_stage)
+                make_problem(
+                    shape, microbatches, limits, objective, per_stage=per_stage, pairs=pairs
+                )
             )
     races = [Race(problem) for problem in problems]
     if known is not None:
@@ -119,10 +121,7 @@ def best_rule(
         for at, name, schedule in grouped_variants(problems, best_ns, over, families):
             races[at].offer(schedule, name)
     else:
-        bounds = [
-            lower_bound(each.profile, microbatches, each.objective, each.limits).ns
-            for each in problems
-        ]
+        bounds = [each.lower_bound.ns for each in problems]
         rules = rules_of(problems, bounds, stretched=False, ours=False)
         untried = run_rules(races, rules, over, workers)
     first = min(races, key=lambda race: race.cost_ns, default=None)

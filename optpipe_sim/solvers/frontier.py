@@ -214,15 +214,12 @@ def frontier(
             same = (limit,) * profile.devices
             if schedules is None and not interrupted:
                 best_known = best_rule(
-                    profile,
-                    microbatches,
-                    same,
-                    settings.objective,
-                    per_stage=settings.per_stage,
+                    profile, microbatches, same, settings.objective,
+                    per_stage=settings.per_stage, pairs=settings.pairs,
                     known=best_known,
                     seconds=COMPARING * time_limit,
                     workers=1 if settings.evaluations else settings.workers or cpu_count() or 1,
-                )
+                )  # fmt: skip
             elif schedules is not None:
                 named = best_fixed(built, profile, same, settings.objective)
                 best_known = named and Best(*named)
@@ -288,8 +285,8 @@ def _finished(
     """Return the cached point if it is proven to the gap or was solved for at least as long, and is
     no worse than the previous point."""
     problem = make_problem(
-        profile, microbatches, limit, options.objective, per_stage=options.per_stage
-    )
+        profile, microbatches, limit, options.objective, per_stage=options.per_stage, pairs=options.pairs
+    )  # fmt: skip
     entry = open_cache().get(problem)
     if entry is None:
         return None

@@ -3,7 +3,7 @@ search of a few seconds."""
 
 from __future__ import annotations
 
-from ..bounds.bounds import Bound, lower_bound
+from ..bounds.bounds import Bound
 from ..schedule import Schedule
 from .problem import Problem
 from .race.bounds import best_bound
@@ -36,7 +36,7 @@ def known_bound(problem: Problem, schedule: Schedule, cost_ns: int, seconds: flo
     """
     cache = open_cache()
     known = [
-        lower_bound(problem.profile, problem.microbatches, problem.objective, problem.limits),
+        problem.lower_bound,
         Bound(*cache.bound_ns(problem)),
     ]
     entry = cache.get(problem)

@@ -50,6 +50,8 @@ class SolveOptions:
         treatments: the allowed treatments of an activation, out of ``keep, offload, recompute``;
             None: all that the profile has. `per_stage`: all activations of a stage get the same
             treatment.
+        pairs: whether a forward and a backward may run as one op; None: where the profile's execution has that, or, where
+            that is ideal, where the profile says what pairs hide.
         margin: how far copies, ops and memory may exceed the profile while the plan still holds, as
             ``copies=10%,ops=5%,memory=3%`` or a mapping; None: no margin (see `Margins`).
         chunks: chunks per device: ``own`` (those of the profile), a number, or ``any`` (every
@@ -77,6 +79,7 @@ class SolveOptions:
     published: bool = True
     treatments: Sequence[str] | None = None
     per_stage: bool = False
+    pairs: bool | None = None
     margin: Margins | Mapping[str, Any] | str | None = None
     chunks: int | str | None = None
     placement: str = "own"
@@ -201,7 +204,7 @@ def parse_option(name: str, text: str) -> Any:
     if name == "margin":
         return as_margins(text)
     kind = KINDS[name]
-    if kind is bool:
+    if kind in (bool, bool | None):
         if text not in ("yes", "no"):
             raise OptPipeError(f"{name}={text}: expected yes or no")
         return text == "yes"

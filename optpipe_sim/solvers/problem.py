@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
+from ..bounds.bounds import Bound, lower_bound
 from ..errors import Deadlock, OptPipeError, OutOfMemory
+from ..execution import IDEAL
 from ..op_costs import op_costs
 from ..ops import COMPUTE, Op, R
 from ..profile import CostProfile
@@ -50,14 +54,27 @@ class Problem:
         return "recompute" in self.treatments and self.limits is not None
 
     @property
+    def may_pair(self) -> bool:
+        """Whether a forward and a backward may run as one op: pairs hide something."""
+        return bool(np.any(self.profile.pair_hidden))
+
+    @property
     def decides(self) -> bool:
         """Whether what fits plain microbatches, offloaded whole or not, does not do: activations may be
-        recomputed, sequences are cut into slices, or microbatches differ."""
-        return self.may_recompute or self.shape.slices > 1 or not self.profile.alike
+        recomputed, ops may be pairs, sequences are cut into slices, or microbatches differ."""
+        several = self.may_recompute or self.may_pair or self.shape.slices > 1
+        return several or not self.profile.alike
 
     @cached_property
     def shape(self) -> Shape:
         return self.profile.shape(self.microbatches)
+
+    @cached_property
+    def lower_bound(self) -> Bound:
+        """The best closed-form bound."""
+        return lower_bound(
+            self.profile, self.microbatches, self.objective, self.limits, self.may_pair
+        )
 
     @property
     def may_offload(self) -> bool:
@@ -128,6 +145,7 @@ def make_problem(
     *,
     treatments: Iterable[str] | None = None,
     per_stage: bool = False,
+    pairs: bool | None = None,
 ) -> Problem:
     """Make a problem whose memory limits admit a solution, with the costs of the profile's execution.
 
@@ -136,6 +154,8 @@ def make_problem(
         treatments: the allowed treatments of an activation, out of ``keep, offload, recompute``;
             None: all that the profile has. The others are removed from the problem's profile.
         per_stage: all microbatches of a stage must have the same treatment.
+        pairs: whether a forward and a backward may run as one op; None: where the execution has that, or, where it is
+            ideal, where the profile says what pairs hide. Where not, the problem's profile has no `pair_hidden`.
 
     Raises:
         OutOfMemory: if the limit is below what one microbatch needs; names the least limit.
@@ -144,7 +164,11 @@ def make_problem(
     profile = restrict(profile, treatments)
     splits = any(cost.splits for cost in profile.stages)
     objective = objective or profile.objective
+    if pairs is None:
+        pairs = profile.execution == IDEAL or profile.issue(splits).pairs
     profile = profile.issued(splits)
+    if not pairs and profile.pair_hidden:
+        profile = replace(profile, pair_hidden=0)
     if objective not in OBJECTIVES:
         raise OptPipeError(f"objective: expected flush or span, got {objective!r}")
     profile.require_microbatches(microbatches)

@@ -185,7 +185,7 @@ def solve_robust(
     if quantile is not None and not 0 <= quantile <= 1:
         raise OptPipeError(f"quantile: must be from 0 to 1, got {quantile}")
     require_samples(profile, microbatches, samples)
-    problem = make_problem(profile, microbatches, memory_limit, objective)
+    problem = make_problem(profile, microbatches, memory_limit, objective, pairs=settings.pairs)
     compile_engines(problem, on_wait)
     began = time.monotonic()
     seen: list[Schedule] = []

@@ -39,8 +39,9 @@ def _problems(
     for shaped in shapes:
         try:
             problem = make_problem(
-                shaped, microbatches, memory_limit, options.objective, per_stage=options.per_stage
-            )
+                shaped, microbatches, memory_limit, options.objective, per_stage=options.per_stage,
+                pairs=options.pairs,
+            )  # fmt: skip
             problems.append(problem)
         except OutOfMemory as error:
             reasons.append((max(shaped.least_limits), error))
@@ -195,6 +196,7 @@ def solve_settled(
     if isinstance(warm_start, str) and warm_start != "none":
         raise OptPipeError(f"warm start: expected a schedule or 'none', got {warm_start!r}")
     problem = make_problem(
-        profile, microbatches, memory_limit, options.objective, per_stage=options.per_stage
-    )
+        profile, microbatches, memory_limit, options.objective, per_stage=options.per_stage,
+        pairs=options.pairs,
+    )  # fmt: skip
     return solve_problem(problem, options, warm_start, hooks)

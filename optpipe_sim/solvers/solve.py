@@ -43,6 +43,7 @@ def solve(
     published: bool = True,
     treatments: Iterable[str] | None = None,
     per_stage: bool = False,
+    pairs: bool | None = None,
     margin: Margins | Mapping[str, Any] | str | None = None,
     chunks: int | str | None = None,
     placement: str = "own",
@@ -81,6 +82,8 @@ def solve(
         treatments: the allowed treatments of an activation, out of ``keep, offload, recompute``;
             None: all that the profile has. `per_stage`: all activations of a stage get the same
             treatment.
+        pairs: whether a forward and a backward may run as one op (docs/semantics.md, "Pairs"); None: where the profile's
+            execution has that, or, where that is ideal, where the profile says what pairs hide.
         margin: by how much copies, ops and memory may exceed the profile, as
             ``copies=10%,ops=5%,memory=3%`` or a mapping: within these margins the plan keeps its
             memory limit and its time; ``info["margin"]`` says what that costs
@@ -108,7 +111,7 @@ def solve(
         engine=engine, time_limit=time_limit, objective=objective, seed=seed, workers=workers,
         evaluations=evaluations, gap=gap, solver=solver, force=force, cache=cache,
         published=published, treatments=None if treatments is None else tuple(treatments),
-        per_stage=per_stage, margin=margin, chunks=chunks, placement=placement, slices=slices,
+        per_stage=per_stage, pairs=pairs, margin=margin, chunks=chunks, placement=placement, slices=slices,
     )  # fmt: skip
     hooks = Hooks(on_incumbent, watch, on_wait, save)
     profile = options.rechunked(restrict(profile, options.treatments))

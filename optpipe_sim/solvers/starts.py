@@ -43,6 +43,8 @@ def plain_schedules(problem: Problem, level: str | None = None) -> Iterator[tupl
     names: tuple[str, ...] = ()
     if shape.placement_name == "loop":
         names = (*(ONE_CHUNK if shape.chunks == 1 else ()), INTERLEAVED)
+        if problem.may_pair:
+            names = (*names, f"{INTERLEAVED}:pairs=yes")
     elif shape.placement_name == "vee":
         names = VEE
     limit = "" if problem.limits is None else f"limit={size_text(min(problem.limits))}"
@@ -72,6 +74,8 @@ def interleaved_schedules(
     names = [
         f"{INTERLEAVED}:group={size}" for size in sizes if (m % size == 0 or size == 2 * p) is usual
     ]
+    if problem.may_pair:
+        names += [f"{name},pairs=yes" for name in names]
     if level is None:
         yield from build_those(problem, names)
     else:

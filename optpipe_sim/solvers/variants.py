@@ -107,7 +107,8 @@ def both_ways(built: Iterable[tuple[str, Schedule]]) -> Iterator[tuple[str, Sche
     the same pattern."""
     for name, schedule in built:
         yield name, schedule
-        yield f"{name},apart=yes", taken_apart(schedule)
+        if not schedule.has_pairs:
+            yield f"{name},apart=yes", taken_apart(schedule)
 
 
 def work_ns(problem: Problem, level: str) -> int:

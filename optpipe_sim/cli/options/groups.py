@@ -26,7 +26,8 @@ _ELSEWHERE = {
     "advise": {
         VARY: "--pp --tp --cp --ep --etp --dp --zero --microbatch --recompute",
     },
-    "solve": {VARY: "--layers"},
+    "solve": {VARY: "--layers --pairs"},
+    "frontier": {VARY: "--pairs"},
     "evaluate": {RUN: "--chunks --log"},
     "estimate": {RUN: "--chunks --placement --slices --slice-by"},
 }

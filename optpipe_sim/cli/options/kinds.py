@@ -57,6 +57,12 @@ def slices(text: str) -> int | str:
     return text if text in ("any", "profile") else count(text)
 
 
+def yes_or_no(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise argparse.ArgumentTypeError(f"expected yes or no, got {text!r}")
+    return text == "yes"
+
+
 def whole(text: str) -> int:
     """Parse a whole number of at least 0, usable as a seed."""
     try:

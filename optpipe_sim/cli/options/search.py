@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from ...solvers.options import ENGINES, KINDS, SolveOptions
-from .kinds import MOST_PROCESSES, chunks, count_to, seconds, share, slices
+from .kinds import MOST_PROCESSES, chunks, count_to, seconds, share, slices, yes_or_no
 from .shared import add_objective, add_per_stage, add_seed, add_treatments
 
 
@@ -44,6 +44,13 @@ def add_search(parser: ArgumentParser, usual: float, what: str) -> None:
     )
     add_treatments(parser, "default: all that the profile has; keeping is always possible")
     add_per_stage(parser, "treat all activations of a stage alike")
+    parser.add_argument(
+        "--pairs",
+        metavar="yes|no",
+        type=yes_or_no,
+        help="whether a forward and a backward may run as one op (profile: pair_hidden); default: where the execution has"
+        " that, or, where that is ideal, where the profile says what pairs hide",
+    )
     parser.add_argument(
         "--no-cache",
         action="store_true",

@@ -191,6 +191,7 @@ def _fixed(arguments: argparse.Namespace, profile: CostProfile, result: SolveRes
         profile.memory_limit,
         trace.objective,
         per_stage=arguments.per_stage,
+        pairs=getattr(arguments, "pairs", None),
         seconds=COMPARING_S,
         workers=arguments.workers or os.cpu_count() or 1,
     )

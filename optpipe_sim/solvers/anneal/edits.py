@@ -96,6 +96,14 @@ def set_mode(plan, t, unit, new):
     plan.mode[unit] = new
 
 
+@step
+def set_joins(plan, costs, t, unit, joins):
+    """Set whether a unit joins, 0 or 1, and note whether it did."""
+    at = unit | 1 << costs.high
+    if plan.mode[at] != joins and t.filled[0] < len(t.touched):
+        set_mode(plan, t, at, joins)
+
+
 @part
 def treat(plan, costs, t, unit, new, ahead, behind):
     """Change the mode of a unit; a new C goes `ahead` slots before its B, a new W `behind` slots after it."""

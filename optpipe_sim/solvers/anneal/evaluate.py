@@ -8,11 +8,14 @@ Invariants (`Times` has the arrays; tests/solvers/anneal/test_incremental.py che
 1. *What decides an op.* Its end follows from its row, ``before[code]``, which is the state of its device as the op
    comes up; from its costs (`column`, for copies `copied`); and from ends: those of its F, O and R, of the op whose
    message it gets (``ready[source]`` is when that arrives), and of the O's behind GIVEN of its row whose bytes it
-   needs, in the order in which they stand. ``cause`` is the op whose end, start or message it begins with.
+   needs, in the order in which they stand. ``cause`` is the op whose end, start or message it begins with. Of a pair
+   (`times.partner`) the F waits for all that either half waits for, and is granted and releases the bytes of both; the
+   backward ends with it, and its message leaves once the F's has been sent.
 2. *Rows.* The row of the first op of a device is fixed, that of any other is what the op before it in the program
    leaves. An op with the same row, costs and ends as before has the same end and leaves the same row.
 3. *Stale.* ``stale[code] == tally[TRIAL]`` if an op has to be evaluated again. Any code that changes what 1. names
-   marks the op: `mark_move` for what a move did, `invalidate` for each end or message that comes out otherwise.
+   marks the op: `mark_move` for what a move did, `invalidate` for each end or message that comes out otherwise; for the
+   backward of a pair its F (`times.leader`).
    ``pending[d]`` counts the stale ops of a device; ``wake[d]`` is the slot it goes on from (-1: it does not), no
    stale op lies before it, and ``key[d]`` is FREE of the row there.
 4. *Update.* Given 3., after `update` no op is stale and every op has the end, the row and the ready that an
@@ -60,6 +63,7 @@ from .times import (
     keep_row,
     last_forward,
     log_op,
+    partner,
     read_row,
 )
 from .waits import grant, neighbours, offload, reload, send, untake
@@ -165,16 +169,29 @@ def _run_device(plan, d, second, costs, t, total, goal, ahead, logs):
                 finish, why = reload(plan, code, d, slot, costs, t, s, logs)
             else:
                 source, where, reader, target = neighbours(code, kind, costs)
-                if source >= 0 and t.end[source] < 0:  # not yet
+                mate = other = there = -1
+                if costs.pairs is not None:
+                    mate = partner(code, plan, costs, t)
+                    if mate >= 0 and kind == B:
+                        source = -1  # its F has waited for it
+                    elif mate >= 0:
+                        other, there, _, _ = neighbours(mate, B, costs)
+                if (source >= 0 and t.end[source] < 0) or (other >= 0 and t.end[other] < 0):
+                    # not yet
                     t.stale[code] = trial
                     t.pending[d] += 1
                     t.wake[d], t.key[d] = slot, NEVER
                     break
                 if source >= 0 and where == d and t.slot[source] > slot:
                     return FAILED
-                finish, why = _compute(
-                    plan, code, kind, how, d, slot, source, where, costs, t, s, logs
-                )
+                if other >= 0 and there == d and t.slot[other] > slot:
+                    return FAILED
+                if kind == B and mate >= 0:
+                    finish, why = t.end[mate], mate
+                else:
+                    finish, why = _compute(
+                        plan, code, kind, how, d, slot, source, where, mate, other, there, costs, t, s, logs
+                    )  # fmt: skip
                 if finish == NEVER:
                     return FAILED
                 total += finish - max(t.end[code], 0)
@@ -185,7 +202,7 @@ def _run_device(plan, d, second, costs, t, total, goal, ahead, logs):
                 if kind == F and finish != t.end[code]:
                     _mark_offloads(unit, d, slot, costs, t)
                 if target >= 0 and target != d:
-                    second = send(plan, code, d, finish, reader, target, second, costs, t, s)
+                    second = send(plan, code, d, s[FREE], reader, target, second, costs, t, s)
                 else:
                     t.ready[code] = finish
             if finish == NEVER:
@@ -215,27 +232,42 @@ def _run_device(plan, d, second, costs, t, total, goal, ahead, logs):
 
 
 @step
-def _compute(plan, code, kind, how, d, slot, source, where, costs, t, s, logs):
-    """Run a compute op; returns (end, cause), the end ``NEVER`` if its program can never go on."""
+def _compute(plan, code, kind, how, d, slot, source, where, mate, other, there, costs, t, s, logs):
+    """Run a compute op, or with `mate` a pair; returns (end, cause), the end ``NEVER`` if its program can never go on.
+
+    Args:
+        source, where: whose message it waits for, and the device of that; `other`, `there`: the same of `mate`.
+        mate: the backward that runs with this F, or -1.
+    """
     unit, time, why = code & ((1 << costs.high) - 1), s[FREE], s[ANCHOR_OP]
     stage = unit >> costs.low
-    if kind == B and t.end[unit] < 0:
-        return NEVER, why
     if source >= 0 and where != d and t.ready[source] > time:
         time, why = t.ready[source], source
-    back = unit | R << costs.high
-    if kind in (B, C) and t.slot[back] >= 0:
+    takes, takes_ns = costs.takes[kind, stage, how], costs.durations[kind, stage, how]
+    gives = costs.gives[kind, stage, how]
+    needs = unit  # the unit whose backward or recomputation it runs
+    if costs.pairs is not None and mate >= 0:
+        needs = mate & ((1 << costs.high) - 1)
+        also, behind = column(needs, plan, costs), needs >> costs.low
+        takes_ns = duration(code, plan, costs, t)
+        takes += costs.takes[B, behind, also]
+        gives += costs.gives[B, behind, also]
+        if other >= 0 and there != d and t.ready[other] > time:
+            time, why = t.ready[other], other
+    if (kind == B or needs != unit) and t.end[needs] < 0:
+        return NEVER, why
+    back = needs | R << costs.high
+    if (kind in (B, C) or needs != unit) and t.slot[back] >= 0:
         if t.end[back] < 0:
             return NEVER, why
         if t.end[back] > time:
             time, why = t.end[back], back
     if costs.asks[kind, stage, how]:
-        size = costs.takes[kind, stage, how]
-        time, why = grant(plan, code, d, slot, size, time, why, costs, t, s, logs)
+        time, why = grant(plan, code, d, slot, takes, time, why, costs, t, s, logs)
         if time == NEVER:
             return NEVER, why
-    finish = time + costs.durations[kind, stage, how]
-    s[GIVE] = costs.gives[kind, stage, how]
+    finish = time + takes_ns
+    s[GIVE] = gives
     s[LEVEL] -= s[GIVE]
     s[ANCHOR], s[ANCHOR_OP], s[FREE] = time, code, finish
     return finish, why

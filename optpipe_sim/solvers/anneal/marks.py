@@ -14,8 +14,10 @@ from .times import (
     column,
     copy_before,
     invalidate,
+    leader,
     log_op,
     next_out,
+    partner,
 )
 
 
@@ -38,12 +40,20 @@ def mark_move(plan, saved, first, last, costs, t):
             gone += t.kept[at, 0]
     # 2. ops of units whose treatment has changed
     for which in range(t.filled[0]):
-        unit, old = t.touched[which, 0], t.touched[which, 1]
-        if plan.mode[unit] == old:
+        at, old = t.touched[which, 0], t.touched[which, 1]
+        if plan.mode[at] == old:
             continue
+        unit = at & ((1 << costs.high) - 1)
         _mark_unit(plan, unit, costs, t)
         stage, now = unit >> costs.low, column(unit, plan, costs)
-        shorter += max(0, costs.work[stage, now - plan.mode[unit] + old] - costs.work[stage, now])
+        if at == unit:
+            shorter += max(
+                0, costs.work[stage, now - plan.mode[unit] + old] - costs.work[stage, now]
+            )
+        if costs.pairs is not None:
+            mate = partner(unit, plan, costs, t)
+            if mate >= 0:
+                shorter += costs.hidden[stage, (mate & ((1 << costs.high) - 1)) >> costs.low]
     soonest = NEVER
     for d in range(len(t.wake)):
         if t.wake[d] >= 0:
@@ -65,6 +75,10 @@ def _mark_program(plan, saved, d, costs, t):
     rest = 0
     while rest < least - first and plan.prog[d, size - 1 - rest] == saved.prog[d, old - 1 - rest]:
         rest += 1
+    if (
+        costs.pairs is not None
+    ):  # an op beside them may have had, or have now, another one to run with
+        first, rest = max(0, first - 1), max(0, rest - 1)
     t.changed[d, 0], t.changed[d, 1] = first, max(first, size - rest - 1)
     # 2. all between them are stale, from the state that was before the first of them
     code = plan.prog[d, first]
@@ -81,7 +95,8 @@ def _mark_program(plan, saved, d, costs, t):
             log_op(dropped, t)
             t.end[dropped] = -1
             if dropped >> high == R:
-                invalidate(dropped + ((B - R) << high), d, first, t)
+                backward = dropped + ((B - R) << high)
+                invalidate(leader(backward, plan, costs, t), d, first, t)
                 invalidate(dropped + ((C - R) << high), d, first, t)
     # 4. if the order of the O's changed, allocations may reuse the memory of another O
     at = was = first
@@ -135,6 +150,10 @@ def _mark_unit(plan, unit, costs, t):
     high, d = costs.high, costs.place[unit >> costs.low]
     for kind in (F, O, R, C, B, W):
         invalidate(unit | kind << high, d, -1, t)
+    if costs.pairs is not None:
+        invalidate(leader(unit | B << high, plan, costs, t), d, -1, t)
+        if t.slot[unit] + 1 < plan.length[d]:
+            invalidate(plan.prog[d, t.slot[unit] + 1], d, -1, t)
     if t.wake[d] < 0 or t.slot[unit] < t.wake[d]:
         t.wake[d], t.key[d] = t.slot[unit], t.before[unit, FREE]
     out = unit | O << high

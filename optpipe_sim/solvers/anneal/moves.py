@@ -17,6 +17,7 @@ from .edits import (
     draw_mode,
     is_offloaded,
     put,
+    set_joins,
     set_mode,
     set_offload,
     shift,
@@ -24,6 +25,7 @@ from .edits import (
 )
 from .passing import overtake
 from .tightening import tighten
+from .times import partner
 
 
 class Operator(NamedTuple):
@@ -32,7 +34,7 @@ class Operator(NamedTuple):
     Attributes:
         needs: ``offloads``: activations may be offloaded; ``modes``: some may be treated in several ways; ``either`` of
             the two; ``single``: activations of a stage may be treated differently; ``copyable``: one stage per
-            device, all with the same treatments.
+            device, all with the same treatments; ``pairs``: forwards may be one op with backwards.
         passes: whether microbatches may come into another order, or reach it after several such moves.
     """
 
@@ -56,8 +58,12 @@ OPERATORS = (
     Operator("copy a neighbour's treatments", 0.025, ("copyable", "either")),
     Operator("overtake", 0.5, passes=True),
     Operator("tighten a trip", 0.5, passes=True),
+    Operator("pair or part", 0.2, ("pairs",)),
+    Operator("pair or part a run of microbatches", 0.05, ("pairs",)),
 )
-MOVE, TREAT, FLIP, MOVE_RUN, TREAT_RUN, FLIP_RUN, SWAP, COPY, COPY_TREATMENTS, PASS, TIGHTEN = range(11)  # fmt: skip
+(
+    MOVE, TREAT, FLIP, MOVE_RUN, TREAT_RUN, FLIP_RUN, SWAP, COPY, COPY_TREATMENTS, PASS, TIGHTEN, PAIR, PAIR_RUN,
+) = range(13)  # fmt: skip
 PER_STAGE = 0.3  # times the weight of moves that treat all activations of a stage alike
 
 ON_PATH = 0.7  # share of the moves that begin with an op of the critical path
@@ -72,7 +78,7 @@ def chances(costs, passing: float) -> np.ndarray:
     modes = bool((costs.many > 1).any())
     has = {
         "offloads": costs.offloads, "modes": modes, "either": costs.offloads or modes,
-        "single": not costs.per_stage, "copyable": costs.copyable and len(costs.place) > 1,
+        "single": not costs.per_stage, "copyable": costs.copyable and len(costs.place) > 1, "pairs": costs.pairs is not None,
     }  # fmt: skip
     weights = np.array([all(has[need] for need in one.needs) * one.weight for one in OPERATORS])
     if costs.per_stage:
@@ -118,6 +124,8 @@ def change(plan, costs, t, path, chances):
         return _copy_neighbour(plan, costs, t, d, unit, operator == COPY)
     if operator == PASS:
         return _let_pass(plan, costs, t, code)
+    if operator in (PAIR, PAIR_RUN):
+        return _pair(plan, costs, t, d, code, operator == PAIR_RUN)
     return _tighten(plan, costs, t, unit)
 
 
@@ -129,9 +137,67 @@ def _move(plan, costs, t, d, code):
     if np.random.random() < 0.3:
         by = np.random.randint(1, 3)
     to = at - by if np.random.random() < 0.5 else at + by
-    if shift(plan, costs, t, d, at, min(max(to, 0), plan.length[d] - 1)) == at:
+    to = min(max(to, 0), plan.length[d] - 1)
+    mate = partner(code, plan, costs, t)
+    if shift(plan, costs, t, d, at, to) == at:
         return -1, -1
+    if mate >= 0 and np.random.random() < 0.5:
+        _bring_together(plan, costs, t, d, code, mate)
     return d, d
+
+
+@step
+def _bring_together(plan, costs, t, d, code, mate):
+    """Move the other half of a pair to one that has been moved, as far as dependencies allow."""
+    at, to = t.slot[mate], t.slot[code]
+    if code >> costs.high == F:  # the backward goes right behind it
+        shift(plan, costs, t, d, at, to if at < to else to + 1)
+    else:
+        shift(plan, costs, t, d, at, to - 1 if at < to else to)
+
+
+@part
+def _pair(plan, costs, t, d, code, runs):
+    """Let an F and a backward near it run as one op, or no longer; with `runs` alike for a run of microbatches of
+    the stage."""
+    low, high, m = costs.low, costs.high, costs.microbatches
+    kind, unit = code >> high, code & ((1 << high) - 1)
+    if kind not in (F, B):
+        return -1, -1
+    joins = partner(code, plan, costs, t) < 0
+    far, run = np.random.randint(1, FAR), 1
+    if runs:
+        run = m if np.random.random() < 0.3 else np.random.randint(1, max(2, min(m, 12)))
+    micro = unit & ((1 << low) - 1)
+    for j in range(micro, min(m, micro + run)):
+        one = kind << high | (unit >> low) << low | j
+        if (partner(one, plan, costs, t) < 0) == joins:
+            _join(plan, costs, t, d, one, joins, far)
+    return d, d
+
+
+@step
+def _join(plan, costs, t, d, code, joins, far):
+    """Make an op one with the nearest op that it can be a pair with, at most `far` slots off; without `joins`
+    part it from its own."""
+    high = costs.high
+    if not joins:
+        other = partner(code, plan, costs, t)
+        set_joins(plan, costs, t, other if code >> high == B else code, 0)
+        return
+    wanted = F if code >> high == B else B
+    unit, at = code & ((1 << high) - 1), t.slot[code]
+    for by in range(1, far + 1):
+        for side in range(2):
+            there = at + by if side == 0 else at - by
+            if there < 0 or there >= plan.length[d]:
+                continue
+            other = plan.prog[d, there]
+            apart = other & ((1 << high) - 1) != unit and partner(other, plan, costs, t) < 0
+            if other >> high == wanted and apart:
+                _bring_together(plan, costs, t, d, code, other)
+                set_joins(plan, costs, t, other if wanted == F else code, 1)
+                return
 
 
 @part
@@ -235,6 +301,8 @@ def _copy_neighbour(plan, costs, t, d, unit, program):
         one, new = d << low | j, plan.mode[other << low | j]
         if new != plan.mode[one] and t.filled[0] < len(t.touched):
             set_mode(plan, t, one, new)
+        if costs.pairs is not None:
+            set_joins(plan, costs, t, one, plan.mode[1 << costs.high | other << low | j])
     for at in range(plan.length[d]):
         t.slot[plan.prog[d, at]] = -1
     for at in range(plan.length[other]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from ...codes import KINDS, B, C, F, O, R, W
 from ...compiled import part, step
-from .edits import put, remove, set_mode, set_offload, slide
+from .edits import put, remove, set_joins, set_mode, set_offload, slide
 
 
 @part
@@ -62,6 +62,11 @@ def overtake(plan, costs, t, code, far, ahead, stays, parks):
                 new = plan.mode[unit] - plan.mode[unit] % 2 + modes[turn] % 2
             if new != plan.mode[unit]:
                 set_mode(plan, t, unit, new)
+        if costs.pairs is not None and whole:
+            for turn in range(moved):
+                modes[turn] = plan.mode[1 << high | here << low | old[turn]]
+            for turn in range(moved):
+                set_joins(plan, costs, t, here << low | becomes[turn], modes[turn])
         for turn in range(0 if whole else moved):
             waits_longer = (turn == moved - 1) == (step > 0)
             unit = here << low | becomes[turn]

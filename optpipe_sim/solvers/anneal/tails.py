@@ -9,7 +9,7 @@ behind which something has changed, from the end to the beginning.
 from __future__ import annotations
 
 from ...codes import B, C, F, O, R, W
-from ...compiled import step
+from ...compiled import part, step
 from .times import (
     AFTER,
     ASKED,
@@ -22,7 +22,9 @@ from .times import (
     UNKNOWN,
     column,
     duration,
+    leader,
     next_out,
+    partner,
 )
 from .waits import neighbours
 
@@ -62,18 +64,28 @@ def mark_tails(plan, saved, costs, t):
     _mark_moved(plan, saved, costs, t)
     # 2. ops of other durations: what waits for them keeps their tails, but not those of their inputs
     for which in range(t.filled[0]):
-        unit = t.touched[which, 0]
-        if plan.mode[unit] == t.touched[which, 1]:
+        unit = t.touched[which, 0] & ((1 << costs.high) - 1)
+        if plan.mode[t.touched[which, 0]] == t.touched[which, 1]:
             continue
         d = costs.place[unit >> costs.low]
         for kind in (F, O, R, C, B, W):
             code = unit | kind << costs.high
             if t.slot[code] >= 0:
-                t.tail[code] = UNKNOWN
-                _invalidate(code, d, plan.length[d], t)
-                _wake(code, d, t)
+                _forget(code, d, plan, t)
+        if costs.pairs is not None:
+            _forget(leader(unit | B << costs.high, plan, costs, t), d, plan, t)
+            if t.slot[unit] + 1 < plan.length[d]:
+                _forget(plan.prog[d, t.slot[unit] + 1], d, plan, t)
     # 3. O's whose memory goes to another op
     _mark_regranted(plan, costs, t)
+
+
+@step
+def _forget(code, d, plan, t):
+    """Mark an op of device d as stale, and what it waits for whatever its tail comes out as."""
+    t.tail[code] = UNKNOWN
+    _invalidate(code, d, plan.length[d], t)
+    _wake(code, d, t)
 
 
 @step
@@ -94,6 +106,8 @@ def _mark_moved(plan, saved, costs, t):
         _wake(plan.prog[d, last], d, t)
         for slot in range(first, last + 1):
             _invalidate(plan.prog[d, slot], d, plan.length[d], t)
+            if costs.pairs is not None:  # its inputs may now be those of a pair, or no longer
+                t.tail[plan.prog[d, slot]] = UNKNOWN
         for slot in range(first, was + 1):
             dropped = saved.prog[d, slot]
             if t.slot[dropped] < 0:
@@ -116,7 +130,7 @@ def _mark_regranted(plan, costs, t):
             _wake(code, d, t)
 
 
-@step
+@part  # inlined it makes the loop too large for the compiler, and a quarter slower
 def renew_tails(plan, costs, t):
     """Evaluate the stale tails and all that change as a result, the last first; ``t.tail`` is then the longest path
     over the ops that wait for each op, ns."""
@@ -178,15 +192,20 @@ def _renew_device(plan, d, second, costs, t):
                     back = op_ns + tail
                 asked = max(asked, op_ns + tail)
             else:
-                tail = max(asked - op_ns, _from_readers(code, d, plan, costs, t))
-                _, _, _, target = neighbours(code, kind, costs)
-                busy = (
-                    costs.sending
-                    if target >= 0 and target != d and slot < plan.length[d] - 1
-                    else 0
-                )
+                tail = _from_readers(code, d, plan, costs, t)
+                busy = _busy(code, kind, d, costs) if slot < plan.length[d] - 1 else 0
                 tail = max(tail, following + busy)
-                following, asked = op_ns + tail, UNKNOWN
+                mate = -1
+                if costs.pairs is not None:
+                    mate = partner(code, plan, costs, t)
+                if (
+                    mate >= 0 and kind == B
+                ):  # its F begins and ends with it; its message waits for the F's
+                    following = tail
+                    tail += _busy(mate, F, d, costs)
+                else:
+                    tail = max(tail, asked - op_ns)
+                    following, asked = op_ns + tail, UNKNOWN
             t.tail[code] = tail
             # 3. the ops that this one waits for
             if tail != old:
@@ -216,8 +235,18 @@ def _renew_device(plan, d, second, costs, t):
 
 
 @step
+def _busy(code, kind, d, costs):
+    """Return how long the message of a compute op keeps device d busy, ns."""
+    _, _, _, target = neighbours(code, kind, costs)
+    return costs.sending if target >= 0 and target != d else 0
+
+
+@step
 def _from_start(code, plan, costs, t):
-    """Return the tail of an op plus its duration; ``UNKNOWN`` if the tail is unknown or the op is absent."""
+    """Return the tail of an op, or of the pair that it is the backward of, plus its duration; ``UNKNOWN`` if the tail is
+    unknown or the op is absent."""
+    if costs.pairs is not None:
+        code = leader(code, plan, costs, t)
     if t.slot[code] < 0 or t.tail[code] == UNKNOWN:
         return UNKNOWN
     return t.tail[code] + duration(code, plan, costs, t)
@@ -256,6 +285,11 @@ def _mark_inputs(plan, code, d, slot, costs, t):
     input continues with, or -1."""
     high = costs.high
     kind, unit = code >> high, code & ((1 << high) - 1)
+    mate = -1
+    if costs.pairs is not None:
+        mate = partner(code, plan, costs, t)
+        if mate >= 0 and kind == B:
+            return -1  # its F waits for it all
     # 1. ops of the same activation, and the op whose message it gets
     if kind == O:
         _invalidate(unit, d, slot, t)
@@ -268,7 +302,12 @@ def _mark_inputs(plan, code, d, slot, costs, t):
     if costs.asks[kind, unit >> costs.low, column(unit, plan, costs)]:
         _mark_reused(plan, code, d, slot, costs, t)
     # 3. the other device continues from there
-    return _mark_source(source, giver, d, plan, t)
+    ends = _mark_source(source, giver, d, plan, t)
+    if costs.pairs is not None and mate >= 0:
+        _invalidate(mate + ((R - B) << high), d, slot, t)
+        source, giver, _, _ = neighbours(mate, B, costs)
+        ends = max(ends, _mark_source(source, giver, d, plan, t))
+    return ends
 
 
 @step

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...codes import O
+from ...codes import B, F, O
 from ...compiled import entry, step
 from .plans import Plan
 
@@ -54,7 +54,7 @@ class Times(NamedTuple):
     key: np.ndarray  # (devices,) when the device is free before that slot, ns
     pending: np.ndarray  # (devices,) number of stale ops
     changed: np.ndarray  # (devices, 2) the first and the last changed slot, or -1
-    touched: np.ndarray  # (units, 2) units whose mode a move changed, and the mode before
+    touched: np.ndarray  # (units, 2) where a move changed `Plan.mode`, and what stood there before
     filled: np.ndarray  # (1,) the number of these
     turns: np.ndarray  # (5, units) of microbatches that overtake one another; see `passing`
 
@@ -101,11 +101,63 @@ def last_forward(unit, costs):
 
 
 @step
+def joins(unit, plan, costs):
+    """Whether a unit joins; see `plans`."""
+    return plan.mode[unit | 1 << costs.high] == 1
+
+
+@step
+def partner(code, plan, costs, t):
+    """Return the other half of the pair that an F or a B is in, or -1."""
+    if costs.pairs is None:
+        return -1
+    if code >> costs.high not in (F, B) or t.slot[code] < 0:
+        return -1
+    unit = code & ((1 << costs.high) - 1)
+    d = costs.place[unit >> costs.low]
+    if code >> costs.high == F:
+        at = t.slot[code] + 1
+        if not joins(unit, plan, costs) or at == plan.length[d]:
+            return -1
+        other = plan.prog[d, at]
+        return other if other >> costs.high == B and other - (B << costs.high) != unit else -1
+    at = t.slot[code] - 1
+    if at < 0:
+        return -1
+    other = plan.prog[d, at]
+    return other if other >> costs.high == F and other != unit and joins(other, plan, costs) else -1
+
+
+@step
+def leader(code, plan, costs, t):
+    """Return the op that a code waits as: the F of its pair for a backward, else the code itself."""
+    if costs.pairs is None:
+        return code
+    other = partner(code, plan, costs, t) if code >> costs.high == B else -1
+    return other if other >= 0 else code
+
+
+@step
 def duration(code, plan, costs, t):
-    """Return the duration of an op, ns."""
+    """Return the duration of an op, ns; of a pair that of its F, while its backward takes no time behind it."""
     kind, unit = code >> costs.high, code & ((1 << costs.high) - 1)
     how = copied(unit, plan, costs, t) if kind >= O else column(unit, plan, costs)
-    return costs.durations[kind, unit >> costs.low, how]
+    own = costs.durations[kind, unit >> costs.low, how]
+    if costs.pairs is None:
+        return own
+    other = partner(code, plan, costs, t)
+    if other < 0:
+        return own
+    return _of_pair(unit, other, own, plan, costs) if kind == F else 0
+
+
+@step
+def _of_pair(forward, back, forward_ns, plan, costs):
+    """Return the duration of the pair of an F of `forward_ns` and a backward, ns."""
+    unit = back & ((1 << costs.high) - 1)
+    back_ns = costs.durations[B, unit >> costs.low, column(unit, plan, costs)]
+    most = costs.hidden[forward >> costs.low, unit >> costs.low]
+    return forward_ns + back_ns - min(most, forward_ns, back_ns)
 
 
 @step

@@ -24,6 +24,7 @@ from .times import (
     duration,
     invalidate,
     last_forward,
+    leader,
     log_op,
     next_out,
 )
@@ -51,7 +52,7 @@ def neighbours(code, kind, costs):
 
 @step
 def send(plan, code, d, end, reader, target, second, costs, t, s):
-    """Send the message of a compute op of device d to another one, and wake that device if the message
+    """Send the message of a compute op of device d at `end` to another one, and wake that device if the message
     affects it; returns when the next device begins."""
     arrives = end
     s[FREE] = end + costs.sending
@@ -60,6 +61,7 @@ def send(plan, code, d, end, reader, target, second, costs, t, s):
         s[SENT + target] = arrives + costs.occupancy
     arrives += costs.lag
     if arrives != t.ready[code]:
+        reader = leader(reader, plan, costs, t)
         begins = t.end[reader] - duration(reader, plan, costs, t)
         if t.end[reader] < 0 or t.cause[reader] == code or arrives > begins:
             invalidate(reader, target, -1, t)
@@ -140,7 +142,7 @@ def reload(plan, code, d, slot, costs, t, s, logs):
     s[engine], s[engine_op] = finish, code
     if finish != t.end[code]:
         invalidate(unit | C << costs.high, d, slot, t)
-        invalidate(unit | B << costs.high, d, slot, t)
+        invalidate(leader(unit | B << costs.high, plan, costs, t), d, slot, t)
     return finish, why
 
 

@@ -148,7 +148,7 @@ def _cost_ns(work: Workspace, played: Greedy) -> int:
         code = rows[:, KIND] << high | rows[:, STAGE] << low | rows[:, MICROBATCH]
         prog[device, : len(rows)] = code
     length = np.array([len(rows) for rows in played.log])
-    return work.cost_ns(Plan(prog, length, np.zeros(1 << high, np.int64)))
+    return work.cost_ns(Plan(prog, length, np.zeros(2 << high, np.int64)))
 
 
 def _off(draw: np.random.Generator, problem: Problem) -> np.ndarray:

@@ -207,8 +207,8 @@ class _Search:
     def _problem(self, layout: CostProfile) -> Problem:
         options = self.options
         return make_problem(
-            layout, self.microbatches, None, options.objective, per_stage=options.per_stage
-        )
+            layout, self.microbatches, None, options.objective, per_stage=options.per_stage, pairs=options.pairs
+        )  # fmt: skip
 
     def _bounds(self, given: Sequence[CostProfile]) -> tuple[list[Bound], list[CostProfile]]:
         """Return, per shape, a bound for all of its layouts; and layouts that may be better than the given ones."""

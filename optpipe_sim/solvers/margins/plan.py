@@ -147,8 +147,9 @@ class _Question:
         options, profile = self.options, profile.for_shape(schedule.shape)
         try:
             problem = make_problem(
-                profile, self.microbatches, limits, options.objective, per_stage=options.per_stage
-            )
+                profile, self.microbatches, limits, options.objective, per_stage=options.per_stage,
+                pairs=options.pairs,
+            )  # fmt: skip
         except OutOfMemory:
             return None
         return problem.keeps(schedule)
@@ -182,7 +183,8 @@ class _Question:
             limits = shape.limits(self.memory_limit)
             if limits is None or all(map(le, shape.least_limits, limits)):
                 goal = self.objective
-                found.append(lower_bound(shape, self.microbatches, goal, limits))
+                pairs = self.options.pairs is not False
+                found.append(lower_bound(shape, self.microbatches, goal, limits, pairs))
         return min(found, key=lambda bound: bound.ns)
 
     def of_shape(self, plan: Schedule) -> _Question:

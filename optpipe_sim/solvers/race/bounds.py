@@ -97,7 +97,8 @@ class _BoundSearch:
 
     def run(self) -> int:
         problem = self.problem
-        if problem.limits is None or problem.shape.slices > 1:  # these know whole sequences only
+        # these know whole sequences only, and ops one by one
+        if problem.limits is None or problem.shape.slices > 1 or problem.may_pair:
             return 0
         profile, m, limits = problem.profile.lightest, problem.microbatches, problem.limits
         left: list[_Open] = []

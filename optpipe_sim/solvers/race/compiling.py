@@ -48,6 +48,7 @@ def compile_engines(problem: Problem, on_wait: Callable[[], None] = no_report) -
         problem.shape.chunks > 1,
         shares_links(problem),
         problem.may_recompute,
+        problem.may_pair,
     )
     began = time.monotonic()
     compile_first(on_wait, *kind)
@@ -61,6 +62,7 @@ def compile_first(
     chunks: bool = False,
     linked: bool = False,
     levels: bool = True,
+    pairs: bool = False,
 ) -> float:
     """Compile what a kind of problem needs if nothing has been compiled on this machine yet; return how long
     that took, in s."""
@@ -68,7 +70,7 @@ def compile_first(
         return 0.0
     began = time.monotonic()
     on_wait()
-    run_all(PARTS, chunks, linked, levels)
+    run_all(PARTS, chunks, linked, levels, pairs)
     return time.monotonic() - began
 
 
@@ -78,12 +80,12 @@ def _kept() -> bool:
 
 
 @cache
-def _compile(chunks: bool, linked: bool, levels: bool) -> None:
+def _compile(chunks: bool, linked: bool, levels: bool, pairs: bool) -> None:
     for part in PARTS:
-        part(chunks, linked, levels)
+        part(chunks, linked, levels, pairs)
 
 
-def _tiny(chunks: bool, linked: bool, levels: bool = False) -> Problem:
+def _tiny(chunks: bool, linked: bool, levels: bool = False, pairs: bool = False) -> Problem:
     stage = {"t_f_ns": 20, "t_b_ns": 20, "t_w_ns": 20, "act_bytes": 2, "w_bytes": 1}
     recompute = [{"name": "full", "t_ns": 20, "keep_bytes": 1}] if levels else []
     profile = load_profile(
@@ -92,6 +94,7 @@ def _tiny(chunks: bool, linked: bool, levels: bool = False) -> Problem:
             "chunks": 1 + chunks,
             "placement": "loop",
             "stages": {**stage, "recompute": recompute},
+            "pair_hidden_ns": 10 * pairs,
             "offload": {
                 "t_offload_ns": 10, "t_reload_ns": 10, "host_link_groups": [[0, 1]] if linked else [],
             },
@@ -100,7 +103,7 @@ def _tiny(chunks: bool, linked: bool, levels: bool = False) -> Problem:
     return make_problem(profile, 3, 12, "flush")
 
 
-def _greedy(chunks: bool, linked: bool, levels: bool) -> None:
+def _greedy(chunks: bool, linked: bool, levels: bool, _: bool) -> None:
     problem = _tiny(chunks, linked, levels)
     adaoffload(problem.profile, 3, problem.limits)
     with_copies(grouped(problem.profile, 3, 1), problem.profile, 1)
@@ -109,30 +112,31 @@ def _greedy(chunks: bool, linked: bool, levels: bool) -> None:
     greedy_search(problem, lambda: False, runs=2)
 
 
-def _search(_: bool, linked: bool, __: bool) -> None:
+def _search(_: bool, linked: bool, __: bool, pairs: bool) -> None:
     # the search is the same for several chunks and for levels; links of their own stand in for shared ones
-    for shared in {False, linked}:
-        problem = _tiny(False, shared)
+    kinds = {(False, False), (linked, False), (False, pairs)}
+    for shared, paired in sorted(kinds):
+        problem = _tiny(False, shared, pairs=paired)
         start = offload_everything(problem, 1)
         if shared:
             pattern_start(problem, start, lambda: False, steps=1)
         search(problem, [start], evaluations=2)
 
 
-def _rules(_: bool, __: bool, ___: bool) -> None:
+def _rules(*_: bool) -> None:
     profile = _tiny(False, False).profile
     for rule in (zb_1p, zb_v, v_half):
         rule(profile, 3)
 
 
-def _bounds(chunks: bool, linked: bool, levels: bool) -> None:
+def _bounds(chunks: bool, linked: bool, levels: bool, _: bool) -> None:
     problem = _tiny(chunks, linked, levels)
     best_bound(problem, 1.0)
     assert problem.limits is not None
     layered_bound(one_device(problem.profile, 3, 0, "flush", problem.limits), width=1)
 
 
-def _replay(_: bool, linked: bool, levels: bool) -> None:
+def _replay(_: bool, linked: bool, levels: bool, __: bool) -> None:
     problem = _tiny(False, linked, levels)  # the same for several chunks
     schedule = offload_everything(problem, 1)
     simulate(schedule, problem.profile, enforce=False)  # a longest path
@@ -144,9 +148,10 @@ PARTS = (_search, _greedy, _bounds, _replay, _rules)
 
 def compile_all() -> None:
     """Compile everything for every kind of problem, the simplest kind with a process for each part."""
-    run_all(PARTS, False, False, False)
+    run_all(PARTS, False, False, False, False)
     for chunks, linked, levels in product((False, True), repeat=3):
-        _compile(chunks, linked, levels)
+        _compile(chunks, linked, levels, False)
+    _compile(False, False, False, True)
 
 
 if __name__ == "__main__":  # make compile

@@ -18,12 +18,14 @@ from functools import cached_property
 from math import gcd, log
 from typing import Any
 
+import numpy as np
+
 from ...ops import BW, B, F, O, R, W
 from ...profile import CostProfile
 from ..problem import Problem
 
-_SHARED = ("placement", "objective", "slices", "factors")
-COMPUTE_TIMES = ("f", "b", "w", "bw", "comm")
+_SHARED = ("placement", "objective", "slices", "factors", "pairs")
+COMPUTE_TIMES = ("f", "b", "w", "bw", "comm", "hidden")
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,9 @@ def identity(problem: Problem) -> Identity:
         if offload is not None or kind not in (O, R)
     }
     times["comm"] = [costs.latency_ns, costs.occupancy_ns]
+    if problem.may_pair:
+        hidden = np.indices((len(costs.stages),) * 2).reshape(2, -1)
+        times["hidden"] = [int(t) for t in costs.hidden_ns(*hidden)]
     levels = _levels(costs) if bounded and costs.has_levels else []
     unit = gcd(*(t for row in times.values() for t in row))
     if costs.slices > 1 or not costs.alike:
@@ -77,6 +82,8 @@ def identity(problem: Problem) -> Identity:
         "links": costs.links if costs.occupancy_ns else "latency",
         "times": {name: [t // unit for t in row] for name, row in times.items()},
     }
+    if problem.may_pair:
+        data["pairs"] = True
     if costs.slices > 1:
         durations, *rest = costs.part_tables
         tables = [durations // unit, *rest]
@@ -168,8 +175,8 @@ def carried_bound(source: Identity, bound: int, target: Identity) -> int:
         return 0
     if "room" not in theirs:
         scale = _ratio(
-            [t for name in COMPUTE_TIMES for t in theirs["times"][name]],
-            [t for name in COMPUTE_TIMES for t in ours["times"][name]],
+            [t for name in COMPUTE_TIMES for t in theirs["times"].get(name, ())],
+            [t for name in COMPUTE_TIMES for t in ours["times"].get(name, ())],
         )
         return 0 if scale is None else -int(-bound * scale * target.time_unit_ns // 1)
     alike = all(

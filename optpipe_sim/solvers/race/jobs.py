@@ -45,7 +45,7 @@ def jobs_of(
     names = ["search"] * cores
     ops = 3 * problem.shape.stages * problem.shape.units
     small = SMALL_TREATED if treats(problem) else SMALL
-    if ops <= small or writes_behind(problem):
+    if (ops <= small or writes_behind(problem)) and not problem.may_pair:
         names = ["search"] * max(1, cores - 1) + ["cpsat"]
     each = replace(options, workers=cores if len(names) == 1 else 1)
     searches = names.count("search")
@@ -53,7 +53,8 @@ def jobs_of(
         _job(name, race, replace(each, seed=options.seed + number), cold, (number, searches), brief)
         for number, name in enumerate(names)
     ]
-    if problem.limits is not None and problem.shape.slices == 1 and not brief:
+    one_by_one = problem.shape.slices == 1 and not problem.may_pair
+    if problem.limits is not None and one_by_one and not brief:
         hunt = replace(each, workers=1, time_limit=HUNT_SHARE * options.time_limit)
         _, job, arguments = _job("bounds", race, hunt, cold)
         jobs.append(("one device", job, arguments))

@@ -88,8 +88,10 @@ def rules_of(
             for tier, built, of_us in _without_levels(problem)
         ]
         for level in (None, *levels_of(problem)):
-            about = max(bound_ns, _about_ns(problem, level))
-            least = about if level is None else max(bound_ns, work_ns(problem, level))
+            about = least = bound_ns  # what these two do is of ops one by one
+            if not problem.may_pair:
+                about = max(bound_ns, _about_ns(problem, level))
+                least = about if level is None else max(bound_ns, work_ns(problem, level))
             rules += [
                 Rule(tier, about, least, at, built) for tier, built in _at_level(problem, level)
             ]
@@ -104,7 +106,9 @@ def _of_slices(
 ) -> Iterator[Rule]:
     """Yield the published schedules over slices, and those of whole sequences slice by slice."""
     for level in (None, *levels_of(problem)):
-        about = bound_ns if level is None else max(bound_ns, work_ns(whole(problem), level))
+        about = bound_ns
+        if level is not None and not problem.may_pair:
+            about = max(bound_ns, work_ns(whole(problem), level))
         yield Rule(1, about, bound_ns, at, partial(_sliced, problem, level))
     for rule in rules_of([whole(problem)], [bound_ns], stretched, ours):
         cut = partial(_cut, rule.built, problem.shape.slices)

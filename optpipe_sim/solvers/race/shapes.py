@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import exp
 from os import cpu_count
 
-from ...bounds.bounds import Bound, lower_bound
+from ...bounds.bounds import Bound
 from ...bounds.device.best_first import NEVER
 from ...errors import Infeasible, NoSolution, OptPipeError
 from ...schedule import Schedule
@@ -52,10 +52,7 @@ class Shapes:
         self.starts: list[Schedule | None] = [None] * len(problems)
         self.reasons: list[str] = []
         self.failed: set[int] = set()
-        self.bounds = [
-            lower_bound(each.profile, each.microbatches, each.objective, each.limits)
-            for each in problems
-        ]
+        self.bounds = [each.lower_bound for each in problems]
         self.races = [
             Race(problem, race.gap, race.began, watch=self.watcher(at))
             for at, problem in enumerate(problems)

@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from os import cpu_count
 
-from ...bounds.bounds import lower_bound
 from ...errors import Infeasible, NoSolution, OptPipeError
 from ...schedule import Schedule
 from ..anneal.search import shares_links, treats
@@ -59,6 +58,10 @@ def solve_problem(
         raise OptPipeError(
             "engine: milp is the paper's program, whose microbatches are alike: take the engine auto, search or cpsat"
         )
+    if engine in ("milp", "cpsat") and problem.may_pair:
+        raise OptPipeError(
+            f"engine: {engine} has no pairs: give pairs=no, or the engine auto or search"
+        )
     if engine == "milp":
         from ..milp.engine import require_milp
 
@@ -68,7 +71,7 @@ def solve_problem(
         problem, options.gap, save=hooks.save, on_incumbent=hooks.on_incumbent, watch=hooks.watch,
         starts=list(chosen), compiling_s=compiling_s,
     )  # fmt: skip
-    bound = lower_bound(problem.profile, problem.microbatches, problem.objective, problem.limits)
+    bound = problem.lower_bound
     race.prove(bound.ns, bound.name)
     kept = open_cache() if options.cache else None
     try:
@@ -131,8 +134,8 @@ def _tidy(race: Race, options: SolveOptions) -> None:
         return
     limits = (float("inf"), TIDY_TRIES) if counted else (seconds, None)
     treated = treats(race.problem) and not shares_links(race.problem)
-    if not treated and race.problem.shape.slices > 1:
-        return  # neither way of tidying knows slices on shared links
+    if not treated and (race.problem.shape.slices > 1 or race.problem.may_pair):
+        return  # neither way of tidying knows slices or pairs on shared links
     tidied = (tidy_treatments if treated else tidy)(race.problem, race.best, *limits)
     if tidied is not race.best and not race.offer(tidied, race.engine):
         race.best = tidied

@@ -85,7 +85,7 @@ def plain_problem(problem: Problem, choice: Choice) -> Problem | None:
         stages.append(plain)
         device = profile.placement[stage]
         transient[device] = max(transient[device], extra)
-    plain_profile = replace(profile, stages=tuple(stages), memory_limit=None)
+    plain_profile = replace(profile, stages=tuple(stages), memory_limit=None, pair_hidden=0)
     if problem.limits is None:
         return replace(problem, profile=plain_profile)
     limits = tuple(limit - extra for limit, extra in zip(problem.limits, transient, strict=True))

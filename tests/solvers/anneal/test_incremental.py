@@ -16,7 +16,7 @@ from optpipe_sim.ops import OpKind
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.sim.lower import lower
 from optpipe_sim.solvers.anneal import evaluate, loop, marks, moves, tails, times
-from optpipe_sim.solvers.anneal.plans import Plan, pack
+from optpipe_sim.solvers.anneal.plans import Plan, pack, unpack
 from optpipe_sim.solvers.anneal.search import Workspace, shares_links
 from optpipe_sim.solvers.problem import Problem
 
@@ -126,9 +126,9 @@ class Walk:
 
 @st.composite
 def walks(draw: st.DrawFn) -> Walk:
-    """A walk from a lowered schedule that fits; copies over links of their own, with levels and slices, or plain."""
+    """A walk from a lowered schedule that fits; copies over links of their own, with levels, slices and pairs, or plain."""
     more = draw(st.booleans())
-    profile, schedule = draw(cases(levels=more, slices=more, differ=more))
+    profile, schedule = draw(cases(levels=more, slices=more, differ=more, pairs=more))
     profile, _ = that_fits(profile, schedule)
     profile = profile.for_shape(schedule.shape)
     try:
@@ -158,6 +158,7 @@ def test_incremental_updates_equal_a_full_evaluation() -> None:
                 continue
             goes_on = here.update()
             covered["goes on" if goes_on else "given up"] += 1
+            covered["pairs"] += unpack(here.problem, here.plan).has_pairs
             here.t.tail[:] = tail
             if not goes_on or here.random.random() < 0.2:
                 here.take_back()
@@ -171,6 +172,7 @@ def test_incremental_updates_equal_a_full_evaluation() -> None:
     follow()
     assert covered["goes on"] > 100, covered
     assert covered["given up"] > 10, covered
+    assert covered["pairs"] > 10, covered
 
 
 def check_tails(here: Walk, spans: bool) -> None:

@@ -33,6 +33,7 @@ def test_each_operator_is_drawn_by_its_weight_where_a_problem_has_what_it_needs(
     assert shares["move an op"] / shares["offload or keep an activation"] == pytest.approx(5)
     assert {name for name, share in shares.items() if share == 0} == {
         "treat an activation", "treat a run of microbatches", "overtake", "tighten a trip",
+        "pair or part", "pair or part a run of microbatches",
     }  # fmt: skip
     assert shares_of(offloading, 0.3)["overtake"] == pytest.approx(0.15)
     kept = shares_of(make_problem(uniform(4), 8), 0.0)  # without a limit

@@ -19,8 +19,14 @@ def test_every_part_runs_through(chunks: bool, linked: bool) -> None:
     if linked:
         assert compiling.pattern_start(problem, start, lambda: False, steps=1) is not None
     for part in compiling.PARTS:
-        part(chunks, linked, False)
+        part(chunks, linked, False, False)
     assert compiling._kept()
+
+
+def test_pairs_are_compiled_by_a_problem_that_has_them() -> None:
+    problem = compiling._tiny(False, False, pairs=True)
+    assert problem.may_pair
+    assert problem.replay(compiling.offload_everything(problem, 1)).fits
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -36,4 +42,4 @@ def test_a_caller_that_waits_for_compiling_is_notified(
     took_s = compiling.compile_engines(problem, lambda: waits.append("wait"))
     assert took_s == 0  # nothing that a user should be told of
     assert waits == ([] if kept else ["wait"])
-    assert ran == [(True, False, False)]
+    assert ran == [(True, False, False, False)]

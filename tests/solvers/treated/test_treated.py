@@ -36,7 +36,7 @@ from optpipe_sim.solvers.treatments import require_alike
 def problems(draw: st.DrawFn) -> tuple[Problem, Schedule]:
     """A random problem, no links shared and host memory ample, and a lowered schedule that fits its
     limits."""
-    profile, schedule = draw(cases(levels=True, slices=True, differ=True))
+    profile, schedule = draw(cases(levels=True, slices=True, differ=True, pairs=True))
     objective = draw(st.sampled_from(("flush", "span")))
     profile, _ = that_fits(profile, schedule, objective)
     profile = profile.for_shape(schedule.shape)
@@ -67,7 +67,7 @@ def test_the_evaluation_of_a_lowered_schedule_is_its_replay(case: tuple[Problem,
 
 def in_order(schedule: Schedule) -> bool:
     """Whether every op stands behind what it needs of the same activation."""
-    places = {op: at for program in schedule.programs for at, op in enumerate(program)}
+    places = {op: at for program in schedule.flat_programs for at, op in enumerate(program)}
     ranks = (F, O, R, C, B, BW, W)
     for op, at in places.items():
         later = [op._replace(kind=kind) for kind in ranks[ranks.index(op.kind) + 1 :]]

@@ -103,8 +103,9 @@ def _bound(schedule: Schedule, trace: Trace, out: Out) -> Bound:
     from ....solvers.problem import make_problem
 
     m = schedule.shape.microbatches
-    if not trace.fits or schedule.has_pairs:  # it is not a schedule of the problem
-        return lower_bound(trace.profile, m, trace.objective, pairs=schedule.has_pairs)
-    problem = make_problem(trace.profile, m, trace.memory_limit, trace.objective)
+    pairs = schedule.has_pairs
+    if not trace.fits:  # it is not a schedule of the problem
+        return lower_bound(trace.profile, m, trace.objective, pairs=pairs)
+    problem = make_problem(trace.profile, m, trace.memory_limit, trace.objective, pairs=pairs)
     with out.progress("looking for a better bound"):
         return known_bound(problem, schedule, trace.cost_ns, BOUND_S)

@@ -165,6 +165,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         arguments.microbatches,
         objective=arguments.objective,
         per_stage=arguments.per_stage,
+        pairs=arguments.pairs,
     )
     _describe(result, solved)
     if log is not None:
@@ -232,7 +233,7 @@ def _write_model(
         profile = padded(profile, arguments.margin)
     if profile.slices > 1:
         raise OptPipeError("--write-model: the MILP orders whole sequences; give --slices 1")
-    problem = make_problem(profile, arguments.microbatches, None, arguments.objective)
+    problem = make_problem(profile, arguments.microbatches, None, arguments.objective, pairs=False)
     unit_ns = write_model(
         problem,
         arguments.write_model,
