@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
-from optpipe_sim.costs import estimate, load_machine, load_model
+from optpipe_sim.costs import estimate, issuing, load_machine, load_model
 from optpipe_sim.costs.provenance import mfu
 from optpipe_sim.costs.published import figure_15, published
-from optpipe_sim.execution import family_of
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.profile_io import load_profile
-from optpipe_sim.schedule import Schedule
 from optpipe_sim.schedules import build
 
 A100 = "A100 SXM 80GB, nodes of 8, RoCE"
@@ -25,28 +23,15 @@ PER_HIDDEN, PER_SCORE, FOR_W = 34, 5, 32
 
 
 @dataclass(frozen=True, eq=False)  # one object each, by which replays are kept
-class Run:
-    """One schedule of a setting.
+class Run(issuing.Run):
+    """One schedule of a setting; its `name` is the source's.
 
     Attributes:
-        name: as the source calls it. schedule, profile: what is replayed; the profile has the schedule's own chunks.
-        time: what an iteration took, in ns, or in another unit that the setting's runs share.
-        chained: whether its iterations chain.
         memory: as measured; None: not published. holds: what stages hold; None: not known.
     """
 
-    name: str
-    time: float
-    chained: bool
-    schedule: Schedule
-    profile: CostProfile
     memory: float | None = None
     holds: CostProfile | None = None
-
-    @cached_property
-    def family(self) -> str:
-        """What kind of schedule it is: whether B and W are apart, and whether devices have several chunks."""
-        return family_of(self.schedule.shape.chunks, self.schedule.issued_split)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,9 @@ from functools import cache
 from itertools import combinations
 from typing import Literal
 
-from experiments.ranking.fits import CHOICES, IDEAL, Execution, fit, predicted
+from experiments.ranking.fits import CHOICES, IDEAL, fit
 from experiments.ranking.settings import Run, Setting, settings
+from optpipe_sim.costs.issuing import Fit, predicted
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.execution import FAMILIES
 from optpipe_sim.sim import simulate
@@ -48,7 +49,7 @@ def run(
     for setting in settings().values():
         for family in FAMILIES if left_out == "family" else ("",):
             used: tuple[Setting, ...] = ()
-            how = IDEAL if execution == "ideal" else Execution()
+            how = IDEAL if execution == "ideal" else Fit()
             if execution in CHOICES:
                 used = tuple(_seen(left_out, setting))
                 if not used:
@@ -94,7 +95,7 @@ def _of(setting: Setting) -> Row:
     }
 
 
-def _how(execution: Execution, used: Sequence[Setting]) -> Row:
+def _how(execution: Fit, used: Sequence[Setting]) -> Row:
     return {
         "settings_seen": len(used),
         "papers_seen": len({one.paper for one in used}),
@@ -105,7 +106,7 @@ def _how(execution: Execution, used: Sequence[Setting]) -> Row:
     }
 
 
-def judged(setting: Setting, execution: Execution, family: str = "") -> Row:
+def judged(setting: Setting, execution: Fit, family: str = "") -> Row:
     """Compare predicted with measured times; with `family`, in pairs of which one is of it. Empty: no such pair."""
     runs = setting.runs
     times = {run.name: predicted(run, execution) for run in runs}

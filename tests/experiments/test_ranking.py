@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 import yaml
 
-from experiments.ranking.fits import GRID, IDEAL, Execution, fit, predicted
+from experiments.ranking.fits import GRID, IDEAL, fit
 from experiments.ranking.settings import Setting, settings
 from experiments.ranking.ship import FOLDER, SHIPPED, text
 from experiments.ranking.summary import (
@@ -23,6 +23,7 @@ from experiments.ranking.summary import (
     times,
 )
 from experiments.ranking.task import judged, run
+from optpipe_sim.costs.issuing import Fit, predicted
 from optpipe_sim.costs.published import published
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.execution import FAMILIES, load_execution
@@ -30,7 +31,7 @@ from optpipe_sim.sim import simulate
 from optpipe_sim.study.tables import load_table
 
 RESULTS = Path(__file__).parents[2] / "results"
-BLOCKING = Execution("blocking", "blocking", "blocking")
+BLOCKING = Fit("blocking", "blocking", "blocking")
 TABLE_4 = [one for one in settings().values() if one.id.startswith("zb4-")]
 
 
@@ -70,7 +71,7 @@ def test_chunks_divide_between_layers_and_the_head_stays_on_the_last() -> None:
     ("execution", "pairs", "fastest", "spread", "interleaving"),
     [
         (IDEAL, 63, 9, (9.4, 14.2), (6.7, 9.0)),
-        (Execution(), 66, 12, (5.6, 7.0), (6.7, 9.0)),
+        (Fit(), 66, 12, (5.6, 7.0), (6.7, 9.0)),
         (BLOCKING, 71, 12, (2.8, 4.1), (1.7, 4.0)),
     ],
 )
@@ -92,7 +93,7 @@ def test_what_an_iteration_means_and_a_sender_waits_decide_table_4(
     assert (median(gains), max(gains)) == pytest.approx(interleaving, abs=0.1)
 
 
-def _made(id_: str, execution: Execution) -> Setting:
+def _made(id_: str, execution: Fit) -> Setting:
     """A setting whose runs took, but for a common factor, what they take under an execution."""
     one = replace(settings()[id_])
     runs = settings()[id_].runs
@@ -104,8 +105,8 @@ def _made(id_: str, execution: Execution) -> Setting:
 @pytest.mark.parametrize(
     "execution",
     [
-        Execution("blocking", "latency", "blocking", 300, 1.02),
-        Execution("blocking", "blocking", "latency", 0, 1.06),
+        Fit("blocking", "latency", "blocking", 300, 1.02),
+        Fit("blocking", "blocking", "latency", 0, 1.06),
     ],
 )
 def test_a_fit_finds_the_execution_that_made_the_times(execution) -> None:

@@ -12,12 +12,12 @@ _OPTIONS = {
     RUN: "--model --machine --calibrate --gpus --devices --global-batch --seq -m --stages --pp --tp --cp --ep --etp --dp --zero"
     " --microbatch --layers --schedule --recompute --dtype --overlap --exchange --pairs --imbalance --capacity-factor --pad-to-capacity --context --no-flash --no-sequence-parallel"
     " --grad-reduce-in-bf16 --accumulate-grads-in-fp32 --weights-in-fp32 --loss-fusion --cuda-graphs --memory-limit --limits --measured-ms --measured-tokens-per-s --measured-gib --execution --lengths"
-    " --device --profile --against --op --mode --instance --bound --proof --by --how",
+    " --device --profile --against --op --mode --fit --instance --bound --proof --by --how",
     VARY: "--family --treatments --per-stage --schedules --chunks --placement --slices --slice-by --levels --offload --offload-to"
     " --margin --noise",
     SEARCH: "--time-limit --gap --top --seed --objective --engine --workers --no-cache --solver --evaluations --warm-start --quantile"
     " --samples --force --lp",
-    OUTPUT: "--json -q --save --save-profile --save-measurement --save-trace --report --gantt --chart --csv --figure --write --from --to"
+    OUTPUT: "--json -q --save --save-profile --save-measurement --save-run --save-trace --report --gantt --chart --csv --figure --write --from --to"
     " --trace --log --write-model --solution --out --library --scripts --script",
 }  # fmt: skip
 _GROUP_OF = {name: group for group, names in _OPTIONS.items() for name in names.split()}

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ....errors import OptPipeError
+from ...status import DONE
 from .listing import add_listing, having, show_listing
 
 if TYPE_CHECKING:
@@ -18,10 +22,23 @@ SUMMARY = "list how trainers issue the work: what ops and messages cost beside t
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `executions`."""
     add_listing(parser, "name", "each execution, and what it was fitted to,")
+    parser.add_argument(
+        "--fit",
+        metavar="RUNS.yaml",
+        help="make one's own: fit it to measured runs of one schedule or, better, several (a list of profile, schedule,"
+        " iteration_ms; `confirm --save-run` adds to it)",
+    )
+    parser.add_argument(
+        "--save", metavar="F.yaml", help="with --fit: write it, for --execution F.yaml"
+    )
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
-    """List them; returns 1 if none matches the search."""
+    """List them; returns 1 if none matches the search. With ``--fit``, make one."""
+    if arguments.fit:
+        return _fit(arguments, out)
+    if arguments.save:
+        raise OptPipeError("--save: is for --fit RUNS.yaml")
     from ....execution import IDEAL, execution_to_json, load_execution, shipped_names
     from ...outputs.show import plain_table
 
@@ -47,6 +64,74 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         "use one with --execution NAME; one of your own: --execution FILE.yaml (docs/files.md)"
     )
     return status
+
+
+def _fit(arguments: argparse.Namespace, out: Out) -> int:
+    """Fit an execution to measured runs, and print how near it brings them."""
+    from rich.text import Text
+
+    from ....costs.issuing import FEWEST, Fit, fitted, load_runs, predicted
+    from ....execution import execution_to_json
+    from ....files import write_mapping
+    from ....sim import simulate
+    from ....units import counted, format_time
+    from ...outputs.show import hint, plain_table, written
+
+    name, runs = load_runs(arguments.fit)
+    with out.progress("fitting") as progress:
+        progress("replays", 0, 1)
+        found = fitted(
+            name, f"fitted to {counted(len(runs), 'measured run')}, {arguments.fit}", runs
+        )
+    rows = []
+    table = plain_table("run", "measured", "ideal", "", "fitted", "", left=("run",))
+    for run in runs:
+        ideal = predicted(run, Fit(span=False))
+        own = simulate(
+            run.schedule, replace(run.profile, execution=found), enforce=False, explain=False
+        ).iteration_ns
+        off = [time / run.time - 1 for time in (ideal, own)]
+        rows.append(
+            {"schedule": run.name, "measured_ns": run.time, "ideal_ns": ideal, "fitted_ns": own}
+        )
+        table.add_row(
+            run.name,
+            *map(format_time, (run.time, ideal)),
+            f"{off[0]:+.1%}",
+            format_time(own),
+            f"{off[1]:+.1%}",
+        )
+    files = {}
+    if arguments.save:
+        write_mapping(arguments.save, execution_to_json(found))
+        files[arguments.save] = "the execution"
+    out.result({"execution": execution_to_json(found), "runs": rows, "files": files})
+    issue = found.issue("split-interleaved")
+    out.print(
+        f"{found.name}: ops take {format_time(issue.op_ns)} beside their kernels, B and W apart {float(issue.split) - 1:+.0%};"
+        f" messages of plain schedules: {found.issue('plain').links}, of interleaved ones {found.issue('interleaved').links}, of those"
+        f" with B and W apart {issue.links}",
+        soft_wrap=True,
+    )
+    out.print()
+    out.print(table)
+    out.print()
+    if found.between is None:
+        kinds = len({run.name for run in runs})
+        said = f"how far it is off is not known: that needs {FEWEST} schedules, of which one is left out in turn, not {kinds}"
+    else:
+        said = f"each schedule left out in turn, four of five times are within {found.common:.1%}, differences within {found.between:.1%}"
+    out.print(Text(said, "dim"), soft_wrap=True)
+    written(out, files)
+    if arguments.save:
+        hint(
+            out,
+            f"optpipe-sim compare PROFILE -m M --execution {shlex.quote(arguments.save)}",
+            code=True,
+        )
+    else:
+        hint(out, "keep it with --save my.yaml")
+    return DONE
 
 
 def _row(issue: Issue | None) -> tuple[str, ...]:

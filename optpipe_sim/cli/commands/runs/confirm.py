@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING, Any
 
 from ....errors import OptPipeError
@@ -106,6 +107,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--save-trace", metavar="F.json", help="write the measured trace as data (Trace.load)"
     )
     parser.add_argument(
+        "--save-run",
+        metavar="RUNS.yaml",
+        help="add the measured time to a list of runs, to which `executions --fit` fits how this machine issues work",
+    )
+    parser.add_argument(
         "--kineto",
         metavar="FOLDER",
         help="synthetic, gradient: write what torch.profiler records, a file per rank (`import` reads"
@@ -185,6 +191,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 def _check_mode(arguments: argparse.Namespace, profile: CostProfile) -> None:
     """Refuse options that this mode would ignore."""
     mode = arguments.mode
+    if arguments.save_run and mode not in ("replay", "loop"):
+        raise OptPipeError(f"--save-run: ops of {mode} are not timed; take --mode loop")
     if arguments.stretch > 1 and mode != "synthetic":
         raise OptPipeError(f"--stretch: only for --mode synthetic; ops of {mode} are real")
     if arguments.kineto and mode not in ("synthetic", "gradient"):
@@ -219,4 +227,15 @@ def _write(arguments: argparse.Namespace, found: Confirmation) -> dict[str, str]
     if arguments.save_trace:
         trace.save(arguments.save_trace)
         files[arguments.save_trace] = "the measured trace"
+    if arguments.save_run:
+        from ....costs.issuing import add_run
+
+        row = {
+            "profile": os.path.abspath(arguments.profile),
+            "schedule": arguments.schedule,
+            "microbatches": trace.schedule.shape.microbatches,
+            "iteration_ns": trace.makespan_ns,
+        }
+        add_run(arguments.save_run, row)
+        files[arguments.save_run] = "the runs that `executions --fit` reads"
     return files
