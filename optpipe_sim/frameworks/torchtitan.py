@@ -33,12 +33,22 @@ SELECTIVE = (
 )
 
 
-def nearest(schedule: Schedule, profile: CostProfile) -> Nearest:
+def nearest(
+    schedule: Schedule,
+    profile: CostProfile,
+    levels_of: Mapping[str | None, str] = CHECKPOINTS,
+) -> Nearest:
     """Find the schedule that torchtitan runs instead of a schedule: the same order if stages lie in
     a loop or a vee (else 1F1B on as many chunks), every stage checkpointed alike, no offloads.
 
     The kind of checkpointing is one that the profile has costs for: the schedule's own if possible,
     else the fastest that fits, or the one with the least peak if none fits.
+
+    Args:
+        levels_of: the levels that the trainer has, with its names for them.
+
+    Raises:
+        InvalidSchedule: if the profile has costs for none of them.
     """
     shape = schedule.shape
     if _is_vee(schedule) or shape.placement == expand_placement(
@@ -51,7 +61,7 @@ def nearest(schedule: Schedule, profile: CostProfile) -> Nearest:
         order = build(name, profile, shape.microbatches)
     found = []
     costs = profile.for_shape(order.shape)
-    for at, level in enumerate(CHECKPOINTS):
+    for at, level in enumerate(levels_of):
         levels = {
             str(stage): level
             for stage, cost in enumerate(costs.stages)
@@ -63,22 +73,30 @@ def nearest(schedule: Schedule, profile: CostProfile) -> Nearest:
         trace = replay_unlimited(changed, profile)
         rank = (0, trace.makespan_ns) if trace.fits else (1, max(trace.peak_bytes))
         found.append(((changed.recompute != schedule.recompute, *rank), at, changed, level))
+    if not found:
+        raise InvalidSchedule(
+            f"profile {profile.name}: has no level {' or '.join(filter(None, levels_of))}, which this trainer always has one of"
+        )
     _, _, changed, level = min(found)
     name = str(schedule.meta.get("name", "schedule"))
     if changed != schedule:
-        name = f"{order.meta.get('name', 'its order')} with checkpointing {CHECKPOINTS[level]}"
+        name = f"{order.meta.get('name', 'its order')} with checkpointing {levels_of[level]}"
     return compare(schedule, changed, name, profile, (SELECTIVE,) if level == "selective" else ())
 
 
 def options(
-    schedule: Schedule, profile: CostProfile, csv: str | None, layers: Sequence[int] | None = None
+    schedule: Schedule,
+    profile: CostProfile,
+    csv: str | None,
+    layers: Sequence[int] | None = None,
+    levels_of: Mapping[str | None, str] = CHECKPOINTS,
 ) -> dict[str, Any]:
     """Return torchtitan's options for a schedule that `nearest` returned, by section; with the sizes of an
     estimated profile.
 
     Args:
         csv: the file with the order (`torch_csv`); None: torch's own schedule of that order.
-        layers: see `parts.parts_of`.
+        layers: see `parts.parts_of`. `levels_of`: see `nearest`.
 
     Raises:
         InvalidSchedule: if torch has no schedule of that order and no `csv` is given.
@@ -96,7 +114,9 @@ def options(
     parts = parts_of(profile.for_shape(shape), layers)
     parallelism["module_fqns_per_model_part"] = list(map(_modules, range(len(parts)), parts))
     parallelism["num_pp_microbatches"] = shape.microbatches
-    level = next(iter(schedule.recompute.values()), None) or _baked_in(profile)
+    level = next(iter(schedule.recompute.values()), None)
+    if levels_of is CHECKPOINTS:
+        level = level or _baked_in(profile)
     if "tp-comm" in dict(profile.meta.get("work") or {}).get("overlap", ()):
         raise OptPipeError(
             f"profile {profile.name}: its costs hide tensor parallelism's collectives as Megatron-LM does, which"
@@ -123,7 +143,7 @@ def options(
     return {
         "training": training,
         "parallelism": parallelism,
-        "activation_checkpoint": CHECKPOINTS[level],
+        "activation_checkpoint": CHECKPOINTS.get(level, "none"),
     }
 
 
@@ -183,6 +203,11 @@ def command(options: Mapping[str, Any]) -> str:
     On it the list of modules has commas between those of a stage and blanks between stages, and ends at the
     next option only, so that `options` has it before another one.
     """
+    return f"{sections(options)} activation_checkpoint:{options['activation_checkpoint']}"
+
+
+def sections(options: Mapping[str, Any]) -> str:
+    """Return the sections training and parallelism as words of a command line."""
     words = []
     for section in ("training", "parallelism"):
         for key, value in options[section].items():
@@ -191,7 +216,7 @@ def command(options: Mapping[str, Any]) -> str:
                 words += [shlex.quote(",".join(names)) for names in value]
             elif value is not True:
                 words.append(shlex.quote(str(value)))
-    return " ".join([*words, f"activation_checkpoint:{options['activation_checkpoint']}"])
+    return " ".join(words)
 
 
 def has_name(schedule: Schedule, profile: CostProfile) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,15 @@ if TYPE_CHECKING:
 
 EXAMPLE = "optpipe-sim import trace/rank*.json --from torch-trace --save P.yaml --save-trace T.json"
 SUMMARY = "read a config, a log or traces of a framework"
-SOURCES = ("hf-config", "torch-trace", "megatron-log")
+SOURCES = (
+    "hf-config",
+    "torch-trace",
+    "megatron-log",
+    "megatron-spans",
+    "megatron-vpp",
+    "torchtitan-activations",
+)
+NO_PROFILE = ("megatron-spans", "torchtitan-activations")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +37,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=SOURCES,
         help="hf-config: a config.json of Hugging Face, to a model; torch-trace: Kineto traces of"
         " torch.profiler, one per rank, to a profile and a measured trace; megatron-log: the"
-        " log of Megatron-LM, to a profile",
+        " log of Megatron-LM, to a profile; megatron-vpp: the result folder of its VPP simulator, to a profile; megatron-spans: its"
+        " OpenTelemetry spans, to the time of an iteration; torchtitan-activations: the log of graph_trainer's memory policy, to"
+        " bytes of each layer",
     )
     parser.add_argument(
         "--save", metavar="F.yaml", help="write the model or the profile that was read"
@@ -47,6 +58,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
     if arguments.save_trace and arguments.source != "torch-trace":
         raise OptPipeError(f"--save-trace: {arguments.source} has no times of ops; leave it out")
+    if arguments.save and arguments.source in NO_PROFILE:
+        raise OptPipeError(f"--save: {arguments.source} has no costs of ops; leave it out")
     if arguments.source != "torch-trace" and len(arguments.other_files) > 1:
         raise OptPipeError(f"FILE: {arguments.source} takes one, got {len(arguments.other_files)}")
     answer, unread, files = _READ[arguments.source](arguments, out)
@@ -174,6 +187,80 @@ def _show(out: Out, found: Measured, answer: dict[str, Any]) -> None:
         line(out, "clocks", f"shifted by {shifts} us, so that messages arrive after they are sent")
 
 
+def _spans(arguments: argparse.Namespace, out: Out) -> _Read:
+    from ....frameworks.imports.megatron_spans import read_spans
+    from ....units import counted, format_time
+    from ...outputs.show import hint, line, program
+
+    found = read_spans(arguments.other_files[0])
+    text = f"{format_time(found.iteration_ns)}, measured: the median of {counted(found.iterations, 'iteration')}"
+    line(out, "time per iteration", text)
+    if found.microbatches:
+        chunks = counted(found.chunks, "chunk")
+        line(out, "run", f"m = {found.microbatches}, {chunks} per rank")
+    words = [word for pair in found.options.items() for word in pair]
+    words += ["--measured-ms", f"{found.iteration_ns / 1e6:.1f}"]
+    line(out, "options", shlex.join(words))
+    hint(out, f"{program()} evaluate --model MODEL --machine MACHINE {shlex.join(words)}")
+    return found.to_json(), list(found.unread), {}
+
+
+def _vpp(arguments: argparse.Namespace, out: Out) -> _Read:
+    from ....frameworks.imports.megatron_vpp import read_folder
+    from ....units import counted, format_size, format_time
+    from ...outputs.show import line
+
+    found = read_folder(arguments.other_files[0], arguments.name or "megatron-vpp")
+    answer, profile = found.to_json(), found.trace.profile
+    files = _save_profile(arguments, profile)
+    chunks = f" of {profile.chunks} chunks" if profile.chunks > 1 else ""
+    ranks = counted(profile.devices, "rank")
+    line(
+        out,
+        profile.name,
+        f"{ranks}{chunks}, {counted(answer['microbatches'], 'microbatch', 'microbatches')}",
+    )
+    line(
+        out,
+        "pipeline time",
+        f"{format_time(found.trace.makespan_ns)}, replayed in the folder's order",
+    )
+    line(out, "F of a stage", _from_to(answer["t_f_ns"], format_time))
+    line(out, "BW of a stage", _from_to(answer["t_bw_ns"], format_time))
+    line(out, "weights, gradients", _from_to(profile.static_bytes, format_size))
+    return answer, list(found.unread), files
+
+
+def _activations(arguments: argparse.Namespace, out: Out) -> _Read:
+    from ....frameworks.imports.torchtitan_activations import notes, read_activations
+    from ....units import counted, format_size
+    from ...outputs.show import plain_table
+
+    listings = read_activations(arguments.other_files[0])
+    table = plain_table(
+        "listing", "layers", "tensors", "kept", "recomputed", "offloaded", left=("layers",)
+    )
+    for at, groups in enumerate(listings):
+        for one in groups:
+            last = (one.first or 0) + one.count - 1
+            name = (
+                "in none"
+                if one.first is None
+                else f"{one.first}"
+                if one.count == 1
+                else f"{one.first}-{last}"
+            )
+            sizes = (
+                format_size(one.bytes_by_way.get(way, 0))
+                for way in ("kept", "recomputed", "offloaded")
+            )
+            table.add_row(str(at), name, str(one.tensors), *sizes)
+    out.print(f"{counted(len(listings), 'listing')}, bytes of one layer and microbatch")
+    out.print(table)
+    answer = {"listings": [[one.to_json() for one in groups] for groups in listings]}
+    return answer, list(notes(listings)), {}
+
+
 def _save_profile(arguments: argparse.Namespace, profile: Any) -> dict[str, str]:
     from ....files import write_mapping
     from ....profile_io import profile_to_json
@@ -184,4 +271,11 @@ def _save_profile(arguments: argparse.Namespace, profile: Any) -> dict[str, str]
     return {arguments.save: "the profile"}
 
 
-_READ = {"hf-config": _config, "megatron-log": _log, "torch-trace": _traces}
+_READ = {
+    "hf-config": _config,
+    "megatron-log": _log,
+    "megatron-spans": _spans,
+    "megatron-vpp": _vpp,
+    "torch-trace": _traces,
+    "torchtitan-activations": _activations,
+}

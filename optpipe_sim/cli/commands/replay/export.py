@@ -50,7 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=framework,
         choices=tuple(FORMATS),
         help="torch-csv: compute orders for torch.distributed.pipelining; perfetto: a trace for"
-        " https://ui.perfetto.dev; megatron, torchtitan: the plan in their options; te: its offloads"
+        " https://ui.perfetto.dev; megatron, torchtitan, graph-trainer (an experiment of torchtitan): the plan in their options; te: its offloads"
         " as calls of TransformerEngine",
     )
     parser.add_argument(
@@ -129,8 +129,8 @@ def _check_options(arguments: argparse.Namespace) -> None:
         "--without-recomputation": arguments.without_recomputation and plan,
         "--parts": arguments.parts and arguments.format != "torch-csv",
         "--layers": arguments.layers and not (plan or arguments.parts),
-        "--nearest": arguments.nearest and arguments.format not in ("megatron", "torchtitan", "te"),
-        "--csv": arguments.csv and arguments.format != "torchtitan",
+        "--nearest": arguments.nearest and arguments.format not in export_plan.FORMATS,
+        "--csv": arguments.csv and arguments.format not in ("torchtitan", "graph-trainer"),
         "--script": arguments.script and arguments.format != "megatron",
         "--offload-modules": arguments.offload_modules and arguments.format != "megatron",
     }

@@ -16,9 +16,19 @@ if TYPE_CHECKING:
     from ...outputs.show import Out
 
 # with the endings of default names
-FORMATS = {"megatron": ".megatron.yaml", "torchtitan": ".torchtitan.yaml", "te": ".te.yaml"}
-WRITES = {"megatron": "starts the plan", "torchtitan": "the order of ops"}
-NAMES = {"megatron": "Megatron-LM", "torchtitan": "torchtitan", "te": "TransformerEngine"}
+FORMATS = {
+    "megatron": ".megatron.yaml",
+    "torchtitan": ".torchtitan.yaml",
+    "graph-trainer": ".graph-trainer.yaml",
+    "te": ".te.yaml",
+}
+WRITES = {"megatron": "starts the plan"}
+NAMES = {
+    "megatron": "Megatron-LM",
+    "torchtitan": "torchtitan",
+    "graph-trainer": "torchtitan's graph_trainer",
+    "te": "TransformerEngine",
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -26,13 +36,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nearest",
         action="store_true",
-        help="megatron, torchtitan, te: export the nearest plan that the framework can run, and"
+        help="megatron, torchtitan, graph-trainer, te: export the nearest plan that the framework can run, and"
         " report what is lost; without this a schedule is exported exactly or not at all",
     )
     parser.add_argument(
         "--csv",
         metavar="F.csv",
-        help="torchtitan: the file for the order, if torch has no such schedule",
+        help="torchtitan, graph-trainer: the file for the order, if torch has no such schedule",
     )
     parser.add_argument(
         "--offload-modules",
@@ -66,7 +76,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     for path, text in files.items():
         _write(path, text)
     write_mapping(arguments.out, {"format": arguments.format, **answer})
-    paths = dict.fromkeys(files, WRITES.get(arguments.format, ""))
+    paths = dict.fromkeys(files, WRITES.get(arguments.format, "the order of ops"))
     out.result(
         {
             "schedule": arguments.schedule,
@@ -121,16 +131,15 @@ def _megatron(arguments: argparse.Namespace, schedule: Schedule, profile: CostPr
 
 
 def _torchtitan(arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile) -> _Made:
-    from ....frameworks import torchtitan
+    from ....frameworks import graph_trainer, torchtitan
     from ....frameworks.torch_csv import torch_csv
 
-    found = torchtitan.nearest(schedule, profile)
-    config = torchtitan.options(
-        found.schedule, profile, arguments.csv, layer_list(arguments.layers)
-    )
+    trainer = graph_trainer if arguments.format == "graph-trainer" else torchtitan
+    found = trainer.nearest(schedule, profile)
+    config = trainer.options(found.schedule, profile, arguments.csv, layer_list(arguments.layers))
     order = found.schedule.replace(recompute={})
     files = {arguments.csv: torch_csv(order)} if arguments.csv else {}
-    return found, {"options": config, "command": torchtitan.command(config)}, files
+    return found, {"options": config, "command": trainer.command(config)}, files
 
 
 def _te(arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile) -> _Made:
@@ -141,4 +150,9 @@ def _te(arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile)
     return found, te.to_plain(*made), {}
 
 
-_MAKE = {"megatron": _megatron, "torchtitan": _torchtitan, "te": _te}
+_MAKE = {
+    "megatron": _megatron,
+    "torchtitan": _torchtitan,
+    "graph-trainer": _torchtitan,
+    "te": _te,
+}
