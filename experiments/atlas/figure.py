@@ -1,0 +1,104 @@
+"""Gaps of the atlas: over memory, and how many instances are within which gap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from optpipe_sim.plot.style import INK, MUTED, new_figure, styled
+
+Row = Mapping[str, Any]
+# what may be done with activations: label, colour, marker
+LOOKS = {
+    "neither": ("keep only", "#6B6B6B", "o"),
+    "offload": ("or offload", "#5E2D79", "^"),
+    "recompute": ("or recompute", "#D55E00", "s"),
+    "both": ("or either", "#0072B2", "D"),
+}
+FLOOR = 1e-4  # gaps below count as none, and are drawn below the line
+
+
+def draw(rows: Sequence[Row]) -> Figure:
+    """Left: each instance's gap over its memory. Right: the share of instances within a gap."""
+    rows = [row for row in rows if row["kind"] != "small"]
+    known = [row for row in rows if row["gap"] is not None]
+    with styled():
+        figure = new_figure(9.6, 4.3)
+        left = figure.add_axes((0.075, 0.13, 0.49, 0.72))
+        right = figure.add_axes((0.655, 0.13, 0.33, 0.72))
+        _over_memory(left, known)
+        _within(right, known)
+        none = len(rows) - len(known)
+        shut = sum(row["gap"] < FLOOR for row in known)
+        more = f"; no schedule is known of {none}" if none else ""
+        figure.text(
+            0.075,
+            0.955,
+            f"{shut} of {len(rows)} instances are solved to within 0.01 %; the less memory, and the more may be done with activations,"
+            f" the wider the gap{more}",
+            fontsize=9,
+            color=INK,
+        )
+    return figure
+
+
+def _over_memory(ax: Axes, rows: Sequence[Row]) -> None:
+    for may, (label, colour, marker) in LOOKS.items():
+        mine = [row for row in rows if row["may"] == may]
+        ax.scatter(
+            [row["share"] for row in mine],
+            [max(row["gap"], FLOOR / 2) for row in mine],
+            s=[9 + 0.6 * row["devices"] for row in mine],
+            c=colour,
+            marker=marker,
+            alpha=0.65,
+            linewidths=0,
+            label=f"{label} ({len(mine)})",
+            clip_on=False,
+        )
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    ax.set_ylim(FLOOR / 3, 1)
+    ax.axhline(FLOOR, color=MUTED, lw=0.6, ls=(0, (4, 3)))
+    ax.text(0.995, FLOOR * 0.9, "solved (below 0.01 %)", fontsize=7.5, color=MUTED, ha="right", va="top",
+            transform=ax.get_yaxis_transform())  # fmt: skip
+    ax.axvline(1, color=MUTED, lw=0.6)
+    ax.text(1.03, 0.985, "what 1F1B needs", fontsize=7.5, color=MUTED, va="top",
+            transform=ax.get_xaxis_transform())  # fmt: skip
+    ax.set_yticks([1e-4, 1e-3, 1e-2, 1e-1, 1])
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.grid()
+    ax.set_xlabel("memory limit for activations, as a share of what 1F1B's take")
+    ax.set_title(
+        "gap between the best schedule known and the best bound proven", loc="left", fontsize=9
+    )
+    ax.legend(
+        loc="lower left", bbox_to_anchor=(0, 0.13), title="activations: marker size: devices",
+        title_fontsize=7.5, handletextpad=0.3, borderpad=0.2,
+    )  # fmt: skip
+
+
+def _within(ax: Axes, rows: Sequence[Row]) -> None:
+    for may, (label, colour, _) in LOOKS.items():
+        gaps = sorted(max(row["gap"], FLOOR) for row in rows if row["may"] == may)
+        if not gaps:
+            continue
+        shares = [at / len(gaps) for at in range(1, len(gaps) + 1)]
+        ax.step([*gaps, 1], [*shares, 1], where="post", color=colour, lw=1.6)
+        middle = next((at for at, share in enumerate(shares) if share >= 0.8), len(gaps) - 1)
+        ax.text(
+            gaps[middle] * 1.12, shares[middle] - 0.02, label, color=colour, fontsize=8, va="top"
+        )
+    ax.set_xscale("log")
+    ax.set_xlim(FLOOR, 1)
+    ax.set_ylim(0, 1)
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    ax.grid()
+    ax.set_xlabel("gap of at most")
+    ax.set_title("share of instances within a gap", loc="left", fontsize=9)
