@@ -173,7 +173,7 @@ def _streams(reader: Reader) -> Streams | None:
     for stem in ("forward", "backward"):
         if stem not in found:
             raise inner.fail(f"{stem}_ms", f"missing: a list of {', '.join(PARTS[stem])}")
-    inner.finish("forward_ms, backward_ms, weights_ms, again_ms, slower")
+    inner.finish("forward_ms, backward_ms, weights_ms, again_ms, host_ms, slower")
     try:
         return Streams(**found)
     except ProfileError as error:

@@ -14,14 +14,14 @@ from optpipe_sim.schedules import build
 from optpipe_sim.sim import simulate
 from optpipe_sim.study.tasks import Row
 
-VERSION = 1
+VERSION = 2
 OVERLAPPED = {"plain": "overlapped", "per-node": "per-node-overlapped"}
 
 
-def run(case: str, how: str) -> Row:
+def run(case: str, how: str, machine: str) -> Row:
     """The change of an iteration's time from one run of `case` to the other, as measured and as estimated.
 
-    `how` of the estimate: ``alike``, the exchange is hidden in every forward and backward alike (`exchange` overlapped); ``pairs``, where one of each
+    `machine`: whose rates are used. `how` of the estimate: ``alike``, the exchange is hidden in every forward and backward alike (`exchange` overlapped); ``pairs``, where one of each
     run as one op; ``uneven``, the most loaded GPU has so many times the mean of tokens as the other case of its kind implies, whose measured change the
     estimate then gives.
 
@@ -34,23 +34,30 @@ def run(case: str, how: str) -> Row:
         raise OptPipeError(
             f"case, how: {case!r}, {how!r}: known are alike and pairs of {', '.join(cases)}"
         )
-    found = cases[case]
+    found = {**cases[case], "run": {**cases[case]["run"], "machine": machine}}
     measured = change(found)
-    row: Row = {"kind": kind, "machine": found["run"]["machine"], "measured": measured}
+    row: Row = {"kind": kind, "measured": measured}
     before = iteration_ns(found)
     if how == "uneven":
         row["implied"] = implied(found)
-        row["imbalance"] = implied(next(one for name, one in cases.items() if name != case))
+        other = next(one for name, one in cases.items() if name != case)
+        row["imbalance"] = implied({**other, "run": {**other["run"], "machine": machine}})
         after = iteration_ns(found, imbalance=row["imbalance"])
     elif how == "alike":
         after = iteration_ns(found, exchange=OVERLAPPED[found["run"]["exchange"]])
     else:
         after = iteration_ns(found, pairs="combined" if "with" in found["ms"] else "delayed-w")
     estimated = after / before - 1
+    if "graphs_ms" in found:  # the same run with CUDA graphs of some modules
+        graphed = iteration_ns(
+            found, pairs="delayed-w", cuda_graph_modules=["moe_router", "moe_preprocess"]
+        )
+        row["graphs_ms"] = graphed / 1e6
     return {
         **row,
         "measured_ms": (found.get("ms") or {}).get("without"),
         "estimated_ms": before / 1e6,
+        "after_ms": after / 1e6,
         "estimated": estimated,
         "points": 100 * (estimated - measured),
     }

@@ -152,9 +152,10 @@ FEATURES: Mapping[str, Callable[[Model, Machine, Layout, Work], bool]] = {
     "exposed tensor parallelism": lambda model, machine, layout, work: (
         layout.tp > 1 and "tp-comm" not in work.overlap
     ),
+    "CUDA graphs of modules": lambda model, machine, layout, work: bool(work.cuda_graph_modules),
     "CUDA graphs": lambda model, machine, layout, work: work.cuda_graphs,
     "experts without CUDA graphs": lambda model, machine, layout, work: (
-        model.experts > 0 and not work.cuda_graphs
+        model.experts > 0 and not work.cuda_graphs and not work.cuda_graph_modules
     ),
     "no sequence parallelism": lambda model, machine, layout, work: (
         layout.tp > 1 and not work.sequence_parallel

@@ -95,6 +95,7 @@ def estimate(
     weights_in_fp32: bool = False,
     loss_fusion: str = "",
     imbalance: Any = 1.0,
+    cuda_graph_modules: Sequence[str] = (),
     offload: bool | None = None,
     layers: Sequence[int] | None = None,
     levels: bool | None = None,
@@ -115,7 +116,7 @@ def estimate(
         chunks, placement: as in a profile. `flash`: fused attention.
         recompute: ``none``, ``norms`` (norms, activation functions, dropout), ``full``, or modules, some of `regions.MODULES`.
         dtype: ``bf16``, ``fp16``, ``fp8``, ``fp32`` or ``tf32``.
-        exchange, context, cuda_graphs, overlap: how tokens reach experts, what devices exchange that share a sequence,
+        exchange, context, cuda_graphs, cuda_graph_modules, overlap: how tokens reach experts, what devices exchange that share a sequence,
             whether iterations run as CUDA graphs, what hides behind compute; see `work.Work`, also for the next ones.
         grad_reduce_in_bf16, accumulate_grads_in_fp32, weights_in_fp32, loss_fusion: formats of gradients and weights, how the
             loss is computed.
@@ -136,15 +137,14 @@ def estimate(
         OptPipeError: one line with what does not fit.
     """
     model = model if isinstance(model, Model) else load_model(model)
-    machine = machine if isinstance(machine, Machine) else load_machine(machine)
-    machine = machine if rates is None else machine.with_rates(rates)
+    machine = _machine(machine, rates)
     layout = Layout(devices, tp, cp, ep, dp, zero, etp)
     _require_chunks(chunks)
     spread = as_imbalance(imbalance, model.experts, ep)
     work = Work(
         microbatch, seq, tp, cp, ep, layout.expert_tp, flash, choice_of(recompute), dtype,
         sequence_parallel and tp > 1, exchange, context, cuda_graphs, tuple(overlap),
-        grad_reduce_in_bf16, pairs, accumulate_grads_in_fp32, weights_in_fp32, loss_fusion, spread.usual,
+        grad_reduce_in_bf16, pairs, accumulate_grads_in_fp32, weights_in_fp32, loss_fusion, spread.usual, tuple(cuda_graph_modules),
     )  # fmt: skip
     work = replace(work, seq=slice_length(seq, slices, work))
     check_work(model, work, slices)
@@ -179,6 +179,11 @@ def estimate(
     if pairs != "none":
         made = replace(made, pair_hidden=made.hidden_for([cost.layers or 0 for cost in costs]))
     return with_context_exchange(made) if slice_by == "exchange" else made
+
+
+def _machine(given: Machine | Source, rates: Rates | None) -> Machine:
+    machine = given if isinstance(given, Machine) else load_machine(given)
+    return machine if rates is None else machine.with_rates(rates)
 
 
 def _require_chunks(chunks: Any) -> None:

@@ -12,7 +12,7 @@ from .layer import Layer
 from .machines import Machine
 from .models import Model
 from .recompute.regions import modules_of
-from .roofline import OpTime, experts_seconds, message_seconds
+from .roofline import OpTime, experts_seconds, host_seconds, message_seconds
 from .work import Work
 
 OPS = ("F", "B", "W")
@@ -38,7 +38,7 @@ def layer_streams(
     """Return the parts of a layer's forward and backward; together they take what F, B and W do in kernels.
 
     What a layer spends in no kernel (launches, waiting for how many tokens each expert gets) is in none of them: it hides nothing, and nothing hides it.
-    Collectives of tensor and context parallelism are with what is computed before tokens leave. A module that runs again is with what it
+    What the host takes beyond that to issue F, or B with W, bounds a pair from below, too. Collectives of tensor and context parallelism are with what is computed before tokens leave. A module that runs again is with what it
     belongs to; a whole layer runs ahead of its backward, its exchange with nothing beside it.
 
     Args:
@@ -75,4 +75,5 @@ def layer_streams(
         return tuple(max(0, round(one * 1e9)) for one in seconds)
 
     again_ns = ns(forward) if full else (0, 0, 0, 0)
-    return Streams(ns(forward), ns(backward), ns(weights), again_ns, slower())
+    host = (host_seconds(layer, op, machine, work) - times[op].launches for op in "FB")
+    return Streams(ns(forward), ns(backward), ns(weights), again_ns, ns(host), slower())

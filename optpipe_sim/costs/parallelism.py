@@ -19,6 +19,7 @@ from .work import (
     DTYPES,
     EXCHANGES,
     GRADIENT_BYTES,
+    GRAPHED,
     LOSS_FUSIONS,
     OVERLAPS,
     PAIRS,
@@ -375,6 +376,26 @@ def check_pairs(model: Model, work: Work, slices: int) -> None:
         raise OptPipeError("pairs: of whole sequences; leave out slices, or pairs")
 
 
+def _check_graphs(model: Model, work: Work) -> None:
+    """Raise for modules that no CUDA graphs hold."""
+    modules = work.cuda_graph_modules
+    for name in modules:
+        if name not in GRAPHED:
+            raise OptPipeError(
+                f"cuda graph modules: expected some of {', '.join(GRAPHED)}, got {name!r}"
+            )
+    if modules and not model.experts:
+        raise OptPipeError(
+            f"cuda graph modules: are of layers with experts, which {model.name} has not"
+        )
+    if modules and work.cuda_graphs:
+        raise OptPipeError(
+            "cuda graph modules: cuda graphs hold whole iterations; give one of the two"
+        )
+    if "moe_preprocess" in modules and "moe_router" not in modules:
+        raise OptPipeError("cuda graph modules: moe_preprocess needs moe_router, as in Megatron-LM")
+
+
 def check_work(model: Model, work: Work, slices: int = 1) -> None:
     """Raise for work that cannot be divided over the devices, as one of so many slices of a sequence.
 
@@ -403,6 +424,7 @@ def check_work(model: Model, work: Work, slices: int = 1) -> None:
     if work.dtype not in DTYPES:
         raise OptPipeError(f"dtype: expected {', '.join(DTYPES)}, got {work.dtype!r}")
     check_pairs(model, work, slices)
+    _check_graphs(model, work)
     if not 1 <= work.imbalance <= work.ep or isinstance(work.imbalance, bool):
         raise OptPipeError(
             f"imbalance: the most loaded GPU over the mean is from 1 to ep, {work.ep}; got {work.imbalance:g}"

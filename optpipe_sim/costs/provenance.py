@@ -73,23 +73,7 @@ def provenance(
             **{key: getattr(layout, key) for key in ("devices", "tp", "cp", "ep", "dp", "zero")},
             **({"etp": layout.etp} if layout.etp is not None else {}),
         },
-        "work": {
-            "microbatch": work.microbatch,
-            "seq": work.seq,
-            "recompute": work.recompute,
-            "flash": work.flash,
-            "dtype": work.dtype,
-            **({"exchange": work.exchange} if work.ep > 1 else {}),
-            **({"sequence_parallel": False} if work.tp > 1 and not work.sequence_parallel else {}),
-            **({"cuda_graphs": True} if work.cuda_graphs else {}),
-            **{key: True for key in _FORMATS if getattr(work, key)},
-            **({"loss_fusion": work.loss_fusion} if work.loss_fusion else {}),
-            **({"overlap": list(work.overlap)} if work.overlap else {}),
-            **({"context": work.context} if work.cp > 1 and work.context != "ring" else {}),
-            **({"slices": list(lengths)} if len(lengths) > 1 else {}),
-            **({"pairs": work.pairs} if work.pairs != "none" else {}),
-            **({"imbalance": work.imbalance} if work.imbalance != 1 else {}),
-        },
+        "work": _work(work, lengths),
         "layers_per_stage": list(counts),
         "iteration": {key: notes[key] for key in _ONCE if key in notes}
         | ({"fixed_ms": rates.fixed_ms} if rates.fixed_ms else {})
@@ -120,9 +104,35 @@ def provenance(
     }
 
 
+def _work(work: Work, lengths: Sequence[int]) -> dict[str, Any]:
+    """Return how layers run, what is usual left out."""
+    return {
+        "microbatch": work.microbatch,
+        "seq": work.seq,
+        "recompute": work.recompute,
+        "flash": work.flash,
+        "dtype": work.dtype,
+        **({"exchange": work.exchange} if work.ep > 1 else {}),
+        **({"sequence_parallel": False} if work.tp > 1 and not work.sequence_parallel else {}),
+        **({"cuda_graphs": True} if work.cuda_graphs else {}),
+        **({"cuda_graph_modules": list(modules)} if (modules := work.cuda_graph_modules) else {}),
+        **{key: True for key in _FORMATS if getattr(work, key)},
+        **({"loss_fusion": work.loss_fusion} if work.loss_fusion else {}),
+        **({"overlap": list(work.overlap)} if work.overlap else {}),
+        **({"context": work.context} if work.cp > 1 and work.context != "ring" else {}),
+        **({"slices": list(lengths)} if len(lengths) > 1 else {}),
+        **({"pairs": work.pairs} if work.pairs != "none" else {}),
+        **({"imbalance": work.imbalance} if work.imbalance != 1 else {}),
+    }
+
+
 def _used(model: Model, work: Work, rates: Rates) -> tuple[str, ...]:
     """Return the rates that an estimate rests on."""
-    experts = ("all_to_all", "expert_us") if model.experts else ()
+    experts = (
+        ("all_to_all", "expert_us", *(("host_us",) if rates.host_us else ()))
+        if model.experts
+        else ()
+    )
     times = tuple(key for key in ("fixed_ms", "op_us") if getattr(rates, key))
     fp8 = ("gemm_fp8",) if work.dtype == "fp8" and rates.gemm_fp8 else ()
     return (*_USED, *experts, *times, *fp8)

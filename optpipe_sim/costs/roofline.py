@@ -17,7 +17,7 @@ from .layer import Gemm, Kept, Layer, operands, stored
 from .machines import Machine
 from .models import Model
 from .recompute.regions import MODULES, Region, dropped, modules_of
-from .work import GRADIENT_BYTES, LOSS_FUSIONS, Message, Work
+from .work import GRADIENT_BYTES, GRAPHED, LOSS_FUSIONS, Message, Work
 
 TILE = 128
 EXPERT_SHARE = {"F": 1 / 3, "B": 2 / 3}  # of `Rates.expert_us`
@@ -143,6 +143,9 @@ def op_time(layer: Layer, op: str, machine: Machine, model: Model, work: Work) -
     routed = any(gemm.name == "router" for gemm in layer.gemms)
     if routed and op != "W" and not work.cuda_graphs:
         launches = machine.rates.expert_us * 1e-6 * EXPERT_SHARE[op]
+        whole = time.total + exposed + launches
+        whole += _compute_time(layer, "W", machine, work).total if op == "B" else 0.0
+        launches += max(0.0, host_seconds(layer, op, machine, work) - whole)
     time = time._replace(messages=exposed, launches=launches)
     if op == "B" and layer.recompute == "full":
         return time.plus(op_time(unpaired(layer), "F", machine, model, work))
@@ -151,6 +154,14 @@ def op_time(layer: Layer, op: str, machine: Machine, model: Model, work: Work) -
             again = rerun(layer, MODULES[module])
             time = time.plus(op_time(again, "F", machine, model, work)) if again else time
     return time
+
+
+def host_seconds(layer: Layer, op: str, machine: Machine, work: Work) -> float:
+    """Return the seconds that the host takes to issue F, or B with W, of a layer with experts; no time for others."""
+    if op == "W" or work.cuda_graphs or not any(gemm.name == "router" for gemm in layer.gemms):
+        return 0.0
+    left = 1 - sum(GRAPHED[name] for name in work.cuda_graph_modules)
+    return machine.rates.host_us * 1e-6 * EXPERT_SHARE[op] * left
 
 
 def rerun(layer: Layer, region: Region) -> Layer | None:

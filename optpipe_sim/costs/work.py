@@ -14,10 +14,13 @@ CONTEXTS = ("ring", "heads")
 # Whether a forward and a backward run as one op that hides their exchange: not; so; and with the gradients of weights apart from
 # the rest of a layer's backward (Megatron-LM's --overlap-moe-expert-parallel-comm and --delay-wgrad-compute).
 PAIRS = ("none", "combined", "delayed-w")
+# Parts of a layer with experts that CUDA graphs of their own may hold (Megatron-LM's --cuda-graph-modules), and their share of what the host issues
+# for it. Router and preprocessing: 31 of 227 kernels (published/launches.yaml); how these two divide, and that of the attention, are assumed.
+GRAPHED = {"attn": 0.4, "moe_router": 0.1, "moe_preprocess": 0.037}
 # what of `Work` says how a layer runs, whatever the split; `estimate` has arguments of these names
 HOW = (
     "flash", "dtype", "exchange", "context", "sequence_parallel", "cuda_graphs", "overlap",
-    "grad_reduce_in_bf16", "pairs", "imbalance", "accumulate_grads_in_fp32", "weights_in_fp32", "loss_fusion",
+    "grad_reduce_in_bf16", "pairs", "imbalance", "cuda_graph_modules", "accumulate_grads_in_fp32", "weights_in_fp32", "loss_fusion",
 )  # fmt: skip
 # Communication that may hide behind compute, by the Megatron-LM option that hides it.
 OVERLAPS = {
@@ -58,6 +61,7 @@ class Work:
         accumulate_grads_in_fp32: with fp16, weights' gradients are summed up, kept and reduced in fp32 all the same.
         weights_in_fp32: weights are kept in fp32 and cast for the GEMMs, as torchtitan does.
         loss_fusion: what the loss keeps of its logits, one of `LOSS_FUSIONS`, or as the machine's rates say.
+        cuda_graph_modules: what of a layer with experts runs as CUDA graphs, some of `GRAPHED`: the host issues the rest.
         imbalance: tokens of the GPU whose experts get most over the mean, which all others of its stage wait for: 1 where routing is
             balanced, as by force.
     """
@@ -82,6 +86,7 @@ class Work:
     weights_in_fp32: bool = False
     loss_fusion: str = ""
     imbalance: float = 1.0
+    cuda_graph_modules: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:

@@ -36,6 +36,8 @@ class Streams:
         weights: gradients of weights that are apart from it, those of the experts and the rest: delayed, as with Megatron-LM's
             ``--delay-wgrad-compute``. Else they are in `backward`.
         again: a forward that the backward starts with (full recomputation), as `forward`.
+        host: what the host takes to issue the forward, and the backward, beside what of both is in no kernel: a pair takes no less than
+            that of all its layers.
         slower: how many times as long compute, and exchange, takes while the other stream works, from 1 to 2.
 
     Raises:
@@ -46,6 +48,7 @@ class Streams:
     backward: tuple[int, ...]
     weights: tuple[int, ...] = (0, 0)
     again: tuple[int, ...] = (0, 0, 0, 0)
+    host: tuple[int, ...] = (0, 0)
     slower: tuple[float, ...] = (1.0, 1.0)
 
     def __post_init__(self) -> None:
@@ -69,6 +72,7 @@ PARTS = {
     "backward": BACKWARD,
     "weights": WEIGHTS,
     "again": FORWARD,
+    "host": ("forward", "backward"),
     "slower": STREAMS,
 }
 
@@ -229,7 +233,9 @@ def hidden_ns(forward: Line, backward: Line) -> int:
     """Return what the pair of two ops takes less than the two one after the other, exchange and all."""
     spans = two_streams(issued(forward, backward))
     whole = max((span.end_ns for span in spans), default=0.0)
-    return max(0, round(sum(span.part.ns for span in spans) - whole))
+    lines = forward, backward
+    host = sum(one.host[at] for at, line in enumerate(lines) for one in line.layers)
+    return max(0, round(sum(span.part.ns for span in spans) - max(whole, host)))
 
 
 def exchange_ns(forward: Line | None, backward: Line | None) -> int:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.experts.fit import fit
 from optpipe_sim import build, load_profile, save_profile, simulate
 from optpipe_sim.costs import estimate, load_machine
 from optpipe_sim.costs.pairs import interference, slower
@@ -286,3 +287,65 @@ def test_from_the_command_line(command_line) -> None:
     )
     assert refused.code == 2
     assert "several chunks per device" in refused.err
+
+
+# -- the host -------------------------------------------------------------------------------------
+
+
+def test_a_pair_takes_no_less_than_the_host_needs_to_issue_it() -> None:
+    """23 one after the other, 15 on two streams; the host takes 18, or 30, which is more than either."""
+    for host, hidden in (((0, 0), 8), ((6, 12), 5), ((10, 20), 0)):
+        line = Line(0, 0, (replace(LAYER, host=host),))
+        assert hidden_ns(line, line) == hidden
+
+
+def test_ops_wait_for_the_host_where_they_are_short() -> None:
+    """F takes a third of what issuing a layer takes, B with W two thirds, less what graphs hold; other layers do not."""
+    slow = load_machine("h100")
+    slow = slow.with_rates(replace(slow.rates, expert_us=0, host_us=60e3))
+    run = {**MOE, "machine": slow}
+    layer = estimate(**run, items=True).items[1].cost
+    assert layer.t_f_ns == 20_000_000
+    assert layer.t_b_ns + layer.t_w_ns == 40_000_000
+    half = estimate(**run, items=True, cuda_graph_modules=["attn", "moe_router"]).items[1].cost
+    assert half.t_f_ns == 10_000_000
+    fast = estimate(**{**MOE, "machine": slow}, cuda_graphs=True, items=True).items[1].cost
+    assert fast.t_f_ns < 10_000_000
+    bound = estimate(**run, pairs="combined")
+    assert isinstance(bound.pair_hidden, tuple)
+    inner = [hidden for row in bound.pair_hidden[:-1] for hidden in row[:-1]]
+    assert max(inner) < 100_000  # where the host is late, overlap gains nothing
+    assert (
+        bound.pair_hidden[-1][-1] > 1_000_000
+    )  # but behind a head, which keeps the device busy, it gets ahead
+    dense = estimate("deepseek-v3", slow, 4, ep=8, dp=8, chunks=2, levels=False, items=True)
+    assert dense.items[1].cost.t_f_ns < dense.items[5].cost.t_f_ns == 20_000_000
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"cuda_graph_modules": ["mlp"]}, "expected some of attn, moe_router, moe_preprocess"),
+        ({"cuda_graph_modules": ["moe_preprocess"]}, "needs moe_router"),
+        ({"cuda_graph_modules": ["attn"], "cuda_graphs": True}, "give one of the two"),
+        (
+            {"cuda_graph_modules": ["attn"], "model": "llama3-8b", "ep": 1},
+            "are of layers with experts",
+        ),
+    ],
+)
+def test_graphs_that_nothing_captures_are_refused(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(OptPipeError, match=problem):
+        estimate(**{**MOE, **given})
+
+
+def test_the_hosts_rates_are_fitted_to_one_pair_of_runs() -> None:
+    machine = load_machine("h100-sxm-megatron")
+    expert_us, host_us = fit()
+    assert machine.rates.expert_us == round(expert_us)
+    assert machine.rates.host_us == round(host_us)
+    plan, _ = plan_of(Choice(2), estimate(**MOE, cuda_graph_modules=["attn", "moe_router"]), 16)
+    assert (
+        "--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_router"
+        in plan.command()
+    )

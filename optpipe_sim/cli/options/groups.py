@@ -11,7 +11,7 @@ GROUPS = (RUN, VARY, SEARCH, OUTPUT)
 _OPTIONS = {
     RUN: "--model --machine --calibrate --gpus --devices --global-batch --seq -m --stages --pp --tp --cp --ep --etp --dp --zero"
     " --microbatch --layers --schedule --recompute --dtype --overlap --exchange --pairs --imbalance --capacity-factor --pad-to-capacity --context --no-flash --no-sequence-parallel"
-    " --grad-reduce-in-bf16 --accumulate-grads-in-fp32 --weights-in-fp32 --loss-fusion --cuda-graphs --memory-limit --limits --measured-ms --measured-tokens-per-s --measured-gib --execution --lengths"
+    " --grad-reduce-in-bf16 --accumulate-grads-in-fp32 --weights-in-fp32 --loss-fusion --cuda-graphs --cuda-graph-modules --memory-limit --limits --measured-ms --measured-tokens-per-s --measured-gib --execution --lengths"
     " --device --profile --against --op --mode --fit --instance --bound --proof --by --how",
     VARY: "--family --treatments --per-stage --schedules --chunks --placement --slices --slice-by --levels --offload --offload-to"
     " --margin --noise",

@@ -135,6 +135,13 @@ def add_whole_run(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="iterations run as CUDA graphs: layers with experts wait for no launches",
     )
+    parser.add_argument(
+        "--cuda-graph-modules",
+        type=names,
+        default=[],
+        metavar="A,B,...",
+        help="or these parts of layers with experts do: attn, moe_router, moe_preprocess; the host issues the rest (default: all of it)",
+    )
 
 
 def add_pairs(parser: argparse.ArgumentParser) -> None:

@@ -229,6 +229,7 @@ def evaluate(
     weights_in_fp32: bool = False,
     loss_fusion: str = "",
     imbalance: Any = 1.0,
+    cuda_graph_modules: Sequence[str] = (),
     memory_limit: Size | None = None,
     calibration: Calibration | None = None,
     measured_ns: float | None = None,
@@ -244,7 +245,7 @@ def evaluate(
             combined one.
             ``1f1b:recompute=LEVEL`` takes a level of `estimate(levels=True)`.
         pp, tp, cp, ep, etp, zero, chunks, recompute, layers, flash, dtype, exchange, context, cuda_graphs, overlap, grad_reduce_in_bf16, accumulate_grads_in_fp32,
-            weights_in_fp32, loss_fusion, pairs, imbalance: as for `estimate`;
+            weights_in_fp32, loss_fusion, pairs, imbalance, cuda_graph_modules: as for `estimate`;
             zero is 1 by default where there are replicas.
         execution: how the trainer issues the work, a name or what `load_execution` returns. Rates are fitted to ideal
             replays of whole runs, and so have a part of it already: it tells schedules apart, and makes times longer.
@@ -279,7 +280,7 @@ def evaluate(
         (name,), flash, dtype, exchange, context, sequence_parallel, etp=None if etp is None else (etp,),
         cuda_graphs=cuda_graphs, overlap=tuple(overlap), grad_reduce_in_bf16=grad_reduce_in_bf16,
         accumulate_grads_in_fp32=accumulate_grads_in_fp32, weights_in_fp32=weights_in_fp32, loss_fusion=loss_fusion,
-        pairs=pairs, imbalance=imbalance,
+        pairs=pairs, imbalance=imbalance, cuda_graph_modules=tuple(cuda_graph_modules),
         execution=load_execution(execution),
     )  # fmt: skip
     profile = estimate(

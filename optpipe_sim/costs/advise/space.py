@@ -141,6 +141,7 @@ class Question:
     accumulate_grads_in_fp32: bool = False
     weights_in_fp32: bool = False
     loss_fusion: str = ""
+    cuda_graph_modules: tuple[str, ...] = ()
     imbalance: Any = 1.0  # see `imbalance.as_imbalance`
     execution: Execution = IDEAL  # how the trainer issues the work
 

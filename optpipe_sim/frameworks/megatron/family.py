@@ -310,6 +310,9 @@ def _kernels(work: Mapping[str, Any], ep: int) -> Iterator[tuple[str, Any]]:
             yield OVERLAP, True
         if work.get("pairs") == "delayed-w":
             yield "delay-wgrad-compute", True
+    if work.get("cuda_graph_modules"):
+        yield "cuda-graph-impl", "transformer_engine"
+        yield "cuda-graph-modules", list(work["cuda_graph_modules"])
     if work.get("cuda_graphs"):
         yield "cuda-graph-impl", "full_iteration"
         yield "no-check-for-nan-in-loss-and-grad", True

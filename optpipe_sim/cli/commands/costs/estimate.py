@@ -147,6 +147,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         sequence_parallel=not arguments.no_sequence_parallel,
         overlap=arguments.overlap,
         cuda_graphs=arguments.cuda_graphs,
+        cuda_graph_modules=arguments.cuda_graph_modules,
         grad_reduce_in_bf16=arguments.grad_reduce_in_bf16,
         pairs=arguments.pairs,
         accumulate_grads_in_fp32=arguments.accumulate_grads_in_fp32,

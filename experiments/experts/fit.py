@@ -1,0 +1,47 @@
+"""Fit what the host of a run takes for layers with experts on H100s: what is in no kernel, and the least that issuing a layer takes.
+
+    python -m experiments.experts.fit
+
+prints `expert_us` and `host_us` of ``costs/data/machines/h100-sxm-megatron.yaml``: the former is that at which one published run without overlap takes as long as
+measured, the latter that at which the same run with overlap does, as pairs. No other run is seen.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+from scipy.optimize import brentq
+
+from optpipe_sim.costs import load_machine
+from optpipe_sim.costs.published import published
+
+from .task import iteration_ns
+
+CASE, BASE = "qwen3-30b, all-to-all", "h100-sxm"
+
+
+def fit() -> tuple[float, float]:
+    """Return `expert_us` and `host_us`, in us."""
+    found = next(one for one in published("experts")["overlap"] if one["id"] == CASE)
+    base, measured = load_machine(BASE), found["ms"]
+
+    def off(wanted: str, expert_us: float, host_us: float, **changes: Any) -> float:
+        rates = replace(base.rates, expert_us=expert_us, host_us=host_us)
+        own = {**found, "run": {**found["run"], "machine": base.with_rates(rates)}}
+        return float(iteration_ns(own, **changes) / 1e6 - measured[wanted])
+
+    expert_us = brentq(lambda value: off("without", value, 0.0), 0.0, 4000.0)
+    host_us = brentq(lambda value: off("with", expert_us, value, pairs="combined"), 5e3, 14e3)
+    return float(expert_us), float(host_us)
+
+
+def main() -> int:
+    """Print the rates."""
+    print("expert_us {:.0f}, host_us {:.0f}".format(*fit()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
