@@ -113,6 +113,8 @@ def improve(
         return None
     except NoSolution:
         pass
+    if found is not None and found.info.get("interrupted"):  # `solve` itself keeps what it has
+        raise KeyboardInterrupt
     schedule = None
     if found is not None and found.schedule is not None:
         how = str(found.info.get("found_by", found.engine))
@@ -138,7 +140,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--within", type=float, default=float("inf"), help="minutes for all")
     parser.add_argument("--library", type=Path, default=LIBRARY)
     arguments = parser.parse_args(argv)
-    until = time.monotonic() + 60 * arguments.within
+    try:
+        return _make(arguments, time.monotonic() + 60 * arguments.within)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 1
+
+
+def _make(arguments: argparse.Namespace, until: float) -> int:
     arguments.library.mkdir(parents=True, exist_ok=True)
     known = {one.name: one for one in read_library(arguments.library)}
     for setting in settings():

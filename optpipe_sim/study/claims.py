@@ -27,7 +27,14 @@ Row = dict[str, Any]
 Tables = Callable[[str], list[Row]]
 
 # The pages that say what tables give.
-PAGES = ("README.md", "results/README.md", "docs/how-true.md", "docs/hardware.md", "docs/bounds.md")
+PAGES = (
+    "README.md",
+    "results/README.md",
+    "docs/how-true.md",
+    "docs/hardware.md",
+    "docs/bounds.md",
+    "docs/how-much-is-left.md",
+)
 
 # Names that contain digits.
 NAMES = re.compile(
