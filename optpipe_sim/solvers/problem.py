@@ -12,7 +12,7 @@ from ..bounds.bounds import Bound, lower_bound
 from ..errors import Deadlock, OptPipeError, OutOfMemory
 from ..execution import IDEAL
 from ..op_costs import op_costs
-from ..ops import COMPUTE, Op, R
+from ..ops import COMPUTE, Op, Pair, R
 from ..profile import CostProfile
 from ..schedule import Levels, Schedule, Shape
 from ..schedule.fused import fuse
@@ -181,15 +181,21 @@ def make_problem(
 
 
 def schedule_from_times(
-    problem: Problem, starts_ns: Mapping[Op, int], recompute: Levels | None = None
+    problem: Problem,
+    starts_ns: Mapping[Op, int],
+    recompute: Levels | None = None,
+    pairs: Mapping[Op, Op] | None = None,
 ) -> Schedule:
     """Make the schedule of a feasible timing: ops in order of start time, shared links in the order
     of service.
 
     With plain (latency) links its replay is no later than the timing, op by op, and keeps the
     limit. Of two ops that start together the shorter goes first, so that an op of zero duration
-    precedes the ops that depend on it. `recompute`: the levels of recomputation, if any.
+    precedes the ops that depend on it. `recompute`: the levels of recomputation, if any; `pairs`: the backward of each
+    forward that is one op with it.
     """
+    pairs = pairs or {}
+    behind = set(pairs.values())
     costs, place = problem.profile, problem.profile.placement
     programs: list[list[Op]] = [[] for _ in range(costs.devices)]
     for op in starts_ns:
@@ -200,12 +206,13 @@ def schedule_from_times(
         (starts_ns[op], starts_ns[op] + duration, op.kind, op)
         for op, duration in zip((op for ops in programs for op in ops), durations, strict=True)
     )
-    programs = [[] for _ in range(costs.devices)]
+    entries: list[list[Op | Pair]] = [[] for _ in range(costs.devices)]
     links: dict[str, list[Op]] = {}
     keys = link_keys(costs)
     for *_, op in timed:
         device = place[op.stage]
-        programs[device].append(op)
+        if op not in behind:
+            entries[device].append(Pair(op, pairs[op]) if op in pairs else op)
         if op.kind not in COMPUTE:
             links.setdefault(keys[2 * device + (op.kind is R)], []).append(op)
-    return Schedule(problem.shape, programs, links, recompute=recompute)
+    return Schedule(problem.shape, entries, links, recompute=recompute)

@@ -51,7 +51,9 @@ def test_no_bound_is_above_the_least_cost_of_tiny_problems_with_levels() -> None
     for seed in range(36):
         random = Random(seed)
         profile, microbatches = tiny_with_levels(random)
-        problem = make_problem(profile, microbatches, objective=random.choice(OBJECTIVES))
+        problem = make_problem(
+            profile, microbatches, objective=random.choice(OBJECTIVES), pairs=False
+        )
         try:
             least = least_cost(problem, 300)
         except OverflowError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ...ops import BW, B, C, F, O, Op, R, W
 from ...schedule import Schedule
 from ...trace import Trace
@@ -64,7 +66,7 @@ def hint_treated(model: TreatedModel, trace: Trace) -> None:
     """Hint the times and the treatments of a schedule; microbatches by their order at stage 0."""
     cp, unit, schedule = model.cp, model.unit_ns, trace.schedule
     spans = {span.op: span for span in trace.spans}
-    n = model.problem.shape.slices
+    n, number = model.problem.shape.slices, {}
     first = sorted(
         model.microbatches[::n], key=lambda j: spans[model.op(F, 0, j)].start_ns
     )  # of each microbatch its first slice
@@ -72,6 +74,15 @@ def hint_treated(model: TreatedModel, trace: Trace) -> None:
         for part in range(n):
             for s in model.stages:
                 _hint_activation(model, spans, schedule, (s, new + part), (s, old + part))
+                number[old + part] = new + part
+    rows = np.flatnonzero(schedule.paired)
+    _, stages, units = schedule.table.T.tolist()
+    paired = {
+        (model.op(F, stages[at], number[units[at]]), model.op(B, stages[at + 1], number[units[at + 1]]))
+        for at in rows.tolist()
+    }  # fmt: skip
+    for pair, literal in model.pairs.items():
+        cp.add_hint(literal, pair in paired)
     cp.add_hint(model.cost, min(trace.cost_ns // unit, model.horizon))
 
 

@@ -18,6 +18,7 @@ from itertools import pairwise
 from math import gcd
 from typing import Any
 
+import numpy as np
 from ortools.sat.python import cp_model
 
 from ...ops import BW, COMPUTE, B, F, O, Op, OpKind, R, W
@@ -152,7 +153,9 @@ def time_unit(problem: Problem) -> int:
     costs = problem.profile
     whole = costs.slices == 1 and costs.alike
     tables = [costs.op_table] if whole else [costs.part_tables]
-    return gcd(costs.t_comm_ns, *(int(t) for one in tables for t in one.duration_ns.flat)) or 1
+    hidden = costs.hidden_ns(*np.indices((len(costs.stages),) * 2)).flat
+    durations = (int(t) for one in tables for t in one.duration_ns.flat)
+    return gcd(costs.t_comm_ns, *durations, *map(int, hidden)) or 1
 
 
 def serial_ns(problem: Problem) -> int:
@@ -291,10 +294,11 @@ def head(model: Model) -> None:
 
 def objective(model: Model, least: int, most: int) -> None:
     """Add the cost, from `least` to `most` units: the last end, or the longest time from a device's
-    first op to its last. The very first F starts at 0, as it waits for nothing."""
+    first op to its last. The very first F starts at 0, as it waits for nothing; where microbatches differ any may be first."""
     cp, problem = model.cp, model.problem
     cost = model.cost = cp.new_int_var(least, most, "cost")
-    cp.add(model.start[model.op(F, 0, 0)] == 0)
+    if problem.profile.alike:
+        cp.add(model.start[model.op(F, 0, 0)] == 0)
     for device in range(problem.shape.devices):
         stages = problem.shape.stages_of(device)
         first: Any = 0

@@ -1,4 +1,4 @@
-"""The CP-SAT model with recomputation or slices: the treatment of each activation is part of the solution.
+"""The CP-SAT model with recomputation, slices or pairs: the treatment of each activation is part of the solution.
 
 In addition to the ops of `model` there are, per (stage, unit; a unit is a microbatch, or a slice of
 one): one literal for each level of recomputation and one for none, of which exactly one holds; a
@@ -12,6 +12,9 @@ microbatches may hold different amounts of memory. ``fifo`` is a restriction her
 schedules with; the bound of the unrestricted model holds for every schedule. Links that are serial
 or blocking count as latency, which keeps it a bound.
 
+Where ops may be pairs, each forward and each backward of another unit on its device have a literal that they are one op: they then
+start and end together, which is later than either alone would, and the compute stream is taken by the forward, for both.
+
 With slices, an offload may leave keys and values behind, or take them along and wait for the F of its
 microbatch's last slice. Which of the two a program means follows from its order alone (`op_costs`). The
 model lets the former start at any time, which is wider than the semantics where that O is late.
@@ -21,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, permutations
 from typing import Any
 
 import numpy as np
@@ -50,12 +53,18 @@ class TreatedModel(Model):
         behind: per (stage, unit) whose copies may take keys and values along or not, the literal
             that they do.
         size: of the ops whose duration depends on treatments.
+        own: of the same, what it is by itself: in a pair the two last as long as that.
+        pairs: per forward and backward that may be one op, the literal that they are.
+        single: of each forward and backward that might be in a pair, the literal that it is not.
     """
 
     level: dict[Activation, list[Any]] = field(default_factory=dict)
     apart: dict[Activation, Any] = field(default_factory=dict)
     behind: dict[Activation, Any] = field(default_factory=dict)
     size: dict[Op, Any] = field(default_factory=dict)
+    own: dict[Op, Any] = field(default_factory=dict)
+    pairs: dict[tuple[Op, Op], Any] = field(default_factory=dict)
+    single: dict[Op, Any] = field(default_factory=dict)
 
     def cost_of(self, stage: int, unit: int) -> StageCost:
         """Return what a unit costs at a stage."""
@@ -119,14 +128,20 @@ class TreatedModel(Model):
             if out in starts and not value(behind):  # its program is to have it before that F
                 starts[out] = min(starts[out], starts[last] - 1)
         levels = named_levels(self.problem.profile, chosen)
-        return schedule_from_times(self.problem, starts, levels)
+        pairs = {}
+        for (forward, back), literal in self.pairs.items():
+            if value(literal):
+                pairs[forward] = back if back in starts else back._replace(kind=BW)
+        return schedule_from_times(self.problem, starts, levels, pairs)
 
 
 def build(problem: Problem, unit_ns: int, horizon: int, fifo: bool) -> TreatedModel:
     """Build the model without its cost: choices, ops, data flow, engines, memory, order."""
     model = TreatedModel(problem, unit_ns, horizon)
     _choices(model)
+    _partners(model)
     _compute(model)
+    _pairs(model)
     _flow(model)
     _copies(model)
     cpsat_model.engines(model)
@@ -144,7 +159,7 @@ def _choices(model: TreatedModel) -> None:
         for j in model.microbatches:
             at, cost = (s, j), model.cost_of(s, j)
             may_fuse = bool(model.levels(s)) or cost.fused_ns < cost.t_b_ns + cost.t_w_ns
-            if may_fuse:
+            if may_fuse or problem.may_pair:  # a pair may hide more of the whole
                 model.fused[at] = cp.new_bool_var(f"BW{s}.{j}")
             first = (s, j % problem.shape.slices)
             if at != first and problem.per_stage:
@@ -176,6 +191,39 @@ def _ways_of_copies(model: TreatedModel, at: Activation) -> None:
         model.behind[at] = model.cp.new_bool_var(f"whole{s}.{unit}")
 
 
+def _partners(model: TreatedModel) -> None:
+    """Let each forward be one op with at most one backward of another unit on its device, and each backward with one forward."""
+    if not model.problem.may_pair:
+        return
+    shape = model.problem.shape
+    for device in range(shape.devices):
+        units = [(s, j) for s in shape.stages_of(device) for j in model.microbatches]
+        chosen: dict[Op, list[Any]] = {model.op(kind, *at): [] for at in units for kind in (F, B)}
+        for one, other in permutations(units, 2):
+            forward, back = model.op(F, *one), model.op(B, *other)
+            literal = model.pairs[forward, back] = model.cp.new_bool_var(f"{forward}+{back}")
+            chosen[forward].append(literal)
+            chosen[back].append(literal)
+        for op, literals in chosen.items():
+            model.single[op] = model.cp.new_bool_var(f"{op} alone")
+            model.cp.add_exactly_one(model.single[op], *literals)
+
+
+def _pairs(model: TreatedModel) -> None:
+    """Make the halves of each pair start and end together, after what both take less what the pair hides."""
+    cp, profile, unit = model.cp, model.problem.profile, model.unit_ns
+    for (forward, back), literal in model.pairs.items():
+        hidden = int(profile.hidden_ns(np.array(forward.stage), np.array(back.stage)))
+        most = min(-(-hidden // unit), model.own[forward])  # rounded up, as ops are rounded down
+        least = cp.new_int_var(0, most, "")
+        cp.add_min_equality(least, [most, model.own[back]])
+        cp.add(model.size[forward] == model.own[forward] + model.own[back] - least).only_enforce_if(
+            literal
+        )
+        cp.add(model.start[back] == model.start[forward]).only_enforce_if(literal)
+        cp.add(model.end[back] == model.end[forward]).only_enforce_if(literal)
+
+
 def _compute(model: TreatedModel) -> None:
     """Add F, B, W (or BW) and C of every activation."""
     cp = model.cp
@@ -183,7 +231,14 @@ def _compute(model: TreatedModel) -> None:
         for j in model.microbatches:
             at = (s, j)
             forward, back, weight, again = (model.op(kind, s, j) for kind in (F, B, W, C))
-            _fixed(model, forward, model.duration(F, s, j, KEEP))
+            if forward in model.single:
+                _variable(model, forward, model.duration(F, s, j, KEEP))
+                model.interval[forward] = cp.new_interval_var(
+                    model.start[forward], model.size[forward], model.end[forward], str(forward)
+                )
+                cp.add(model.end[forward] <= model.horizon)
+            else:
+                _fixed(model, forward, model.duration(F, s, j, KEEP))
             fused = model.fused.get(at)
             split, whole = model.duration(B, s, j, KEEP), model.duration(BW, s, j, KEEP)
             more: Any = 0 if fused is None else (whole - split) * fused
@@ -191,9 +246,9 @@ def _compute(model: TreatedModel) -> None:
                 extra = model.duration(B, s, j, inside(level)) - split
                 more += extra * model.conjunction(model.level[at][level], ~model.apart[at])
             _variable(model, back, split + more)
-            model.interval[back] = cp.new_interval_var(
-                model.start[back], model.size[back], model.end[back], str(back)
-            )
+            model.interval[back] = cp.new_optional_interval_var(
+                model.start[back], model.size[back], model.end[back], model.single.get(back, 1), str(back)
+            )  # fmt: skip
             _weight(model, weight, j, fused)
             if model.levels(s):
                 lasting: Any = 0
@@ -210,10 +265,12 @@ def _fixed(model: TreatedModel, op: Op, size: int) -> None:
 
 
 def _variable(model: TreatedModel, op: Op, size: Any) -> None:
-    """Make start, size and end of an op whose duration is an expression."""
+    """Make start, size and end of an op whose duration is an expression, unless it is in a pair."""
     model.start[op], model.end[op] = model.time(str(op)), model.time(f"end of {op}")
-    model.size[op] = model.time(f"size of {op}")
-    model.cp.add(model.size[op] == size)
+    model.size[op], model.own[op] = model.time(f"size of {op}"), size
+    alone = model.cp.add(model.size[op] == size)
+    if op in model.single:
+        alone.only_enforce_if(model.single[op])
     model.cp.add(model.end[op] == model.start[op] + model.size[op])
 
 

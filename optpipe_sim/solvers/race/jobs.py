@@ -45,7 +45,7 @@ def jobs_of(
     names = ["search"] * cores
     ops = 3 * problem.shape.stages * problem.shape.units
     small = SMALL_TREATED if treats(problem) else SMALL
-    if (ops <= small or writes_behind(problem)) and not problem.may_pair:
+    if ops <= small or writes_behind(problem):
         names = ["search"] * max(1, cores - 1) + ["cpsat"]
     each = replace(options, workers=cores if len(names) == 1 else 1)
     searches = names.count("search")

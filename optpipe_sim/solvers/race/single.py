@@ -58,9 +58,9 @@ def solve_problem(
         raise OptPipeError(
             "engine: milp is the paper's program, whose microbatches are alike: take the engine auto, search or cpsat"
         )
-    if engine in ("milp", "cpsat") and problem.may_pair:
+    if engine == "milp" and problem.may_pair:
         raise OptPipeError(
-            f"engine: {engine} has no pairs: give pairs=no, or the engine auto or search"
+            "engine: milp has no pairs: give pairs=no, or the engine auto, search or cpsat"
         )
     if engine == "milp":
         from ..milp.engine import require_milp
