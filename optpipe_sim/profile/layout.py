@@ -65,6 +65,12 @@ def with_layout(
     )
 
 
+def one_by_one(profile: CostProfile) -> CostProfile:
+    """Return the profile where no pair hides anything, in whatever layout."""
+    items = tuple(replace(item, streams=None) for item in profile.items)
+    return replace(profile, pair_hidden=0, items=items)
+
+
 def _meta(profile: CostProfile, counts: Sequence[int]) -> dict[str, Any]:
     """Return the notes without those on the previous layout."""
     left = ("parameters_per_device", "weights_bytes_per_device", "static_by_stage")

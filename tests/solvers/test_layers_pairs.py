@@ -11,9 +11,9 @@ import pytest
 from optpipe_sim import build, load_profile, simulate
 from optpipe_sim.frameworks.megatron.search import best
 from optpipe_sim.profile import CostProfile
-from optpipe_sim.profile.layout import counts_of, with_layout
+from optpipe_sim.profile.layout import counts_of, one_by_one, with_layout
 from optpipe_sim.solvers.layers.bound import layout_bound
-from optpipe_sim.solvers.layers.search import balanced, device_work, moves
+from optpipe_sim.solvers.layers.search import balanced, device_work, moves, solve_layers
 
 # Without pairs a layer with experts takes longer than a dense one, 40 against 30; in a pair, which hides its exchange, less: 24.
 DENSE = {
@@ -90,6 +90,22 @@ def test_megatrons_best_plan_has_the_partition_that_wins(
     loser = next(one for one in (A, B) if one != wins)
     assert found.trace.cost_ns < 0.9 * _ns(with_layout(profile, loser), pairs)
     assert sum(counts) == len(profile.items)
+
+
+def test_the_search_balances_what_runs() -> None:
+    """On one chunk each, as long as it may pair and as long as it may not; bounds are of the problem that was asked."""
+    profile = _profile({}).rechunk(1)
+    paired, apart = (
+        solve_layers(profile, 6, time_limit=2.0, pairs=pairs, workers=1, chunks=1)
+        for pairs in (True, False)
+    )
+    assert paired.result.schedule is not None
+    assert apart.result.schedule is not None
+    assert paired.result.objective_ns < apart.result.objective_ns
+    assert not apart.result.schedule.has_pairs
+    bounds = [layout_bound(each, 6)[0].ns for each in (profile, one_by_one(profile))]
+    assert bounds[0] < bounds[1] <= apart.result.objective_ns
+    assert bounds[0] <= paired.result.objective_ns
 
 
 @pytest.mark.parametrize("chunks", [1, 2])

@@ -23,7 +23,7 @@ from ...errors import OptPipeError, OutOfMemory, ProfileError
 from ...profile import CostProfile
 from ...profile.items import StageMaker, even_counts, layout_words
 from ...profile.iteration import iteration_ns
-from ...profile.layout import counts_of, with_layout
+from ...profile.layout import counts_of, one_by_one, with_layout
 from ...schedule import Schedule
 from ...schedule.shape import expand_placement
 from ...units import Size
@@ -127,6 +127,7 @@ def solve_layers(
     counts_of(profile)  # refuses one without items
     limits = profile.limits(memory_limit)
     profile = restrict(replace(profile.with_slices(1), memory_limit=limits), chosen.treatments)
+    profile = one_by_one(profile) if chosen.pairs is False else profile
     return _Search(profile, microbatches, chosen, watch, on_wait).run()
 
 
