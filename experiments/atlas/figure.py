@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -14,10 +15,10 @@ from optpipe_sim.plot.style import INK, MUTED, new_figure, styled
 Row = Mapping[str, Any]
 # what may be done with activations: label, colour, marker
 LOOKS = {
-    "neither": ("keep only", "#6B6B6B", "o"),
-    "offload": ("or offload", "#5E2D79", "^"),
-    "recompute": ("or recompute", "#D55E00", "s"),
-    "both": ("or either", "#0072B2", "D"),
+    "neither": ("kept", "#6B6B6B", "o"),
+    "offload": ("kept, offloaded", "#5E2D79", "^"),
+    "recompute": ("kept, recomputed", "#D55E00", "s"),
+    "both": ("kept, offloaded, recomputed", "#0072B2", "D"),
 }
 FLOOR = 1e-4  # gaps below count as none, and are drawn below the line
 
@@ -32,14 +33,25 @@ def draw(rows: Sequence[Row]) -> Figure:
         right = figure.add_axes((0.655, 0.13, 0.33, 0.72))
         _over_memory(left, known)
         _within(right, known)
+        right.legend(
+            *left.get_legend_handles_labels(), loc="lower right", title="activations may be (area: devices)",
+            title_fontsize=7.5, handletextpad=0.3, borderpad=0.2,
+        )  # fmt: skip
         none = len(rows) - len(known)
+        ample, tight = (
+            [row["gap"] for row in known if (row["share"] >= 1) == full] for full in (True, False)
+        )
+        middles = " and ".join(
+            f"{median(gaps):.1%} {words}".replace("%", " %")
+            for gaps, words in ((ample, "with 1F1B's memory or more"), (tight, "with less"))
+            if gaps
+        )
         shut = sum(row["gap"] < FLOOR for row in known)
         more = f"; no schedule is known of {none}" if none else ""
         figure.text(
             0.075,
             0.955,
-            f"{shut} of {len(rows)} instances are solved to within 0.01 %; the less memory, and the more may be done with activations,"
-            f" the wider the gap{more}",
+            f"{shut} of {len(rows)} instances are solved to within 0.01 %{more}; half of the gaps are at most {middles}",
             fontsize=9,
             color=INK,
         )
@@ -62,7 +74,7 @@ def _over_memory(ax: Axes, rows: Sequence[Row]) -> None:
         )
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
-    ax.set_ylim(FLOOR / 3, 1)
+    ax.set_ylim(FLOOR / 3, max(1, 1.2 * max(row["gap"] for row in rows)))
     ax.axhline(FLOOR, color=MUTED, lw=0.6, ls=(0, (4, 3)))
     ax.text(0.995, FLOOR * 0.9, "solved (below 0.01 %)", fontsize=7.5, color=MUTED, ha="right", va="top",
             transform=ax.get_yaxis_transform())  # fmt: skip
@@ -77,26 +89,19 @@ def _over_memory(ax: Axes, rows: Sequence[Row]) -> None:
     ax.set_title(
         "gap between the best schedule known and the best bound proven", loc="left", fontsize=9
     )
-    ax.legend(
-        loc="lower left", bbox_to_anchor=(0, 0.13), title="activations: marker size: devices",
-        title_fontsize=7.5, handletextpad=0.3, borderpad=0.2,
-    )  # fmt: skip
 
 
 def _within(ax: Axes, rows: Sequence[Row]) -> None:
-    for may, (label, colour, _) in LOOKS.items():
+    for may, (_, colour, _) in LOOKS.items():
         gaps = sorted(max(row["gap"], FLOOR) for row in rows if row["may"] == may)
         if not gaps:
             continue
         shares = [at / len(gaps) for at in range(1, len(gaps) + 1)]
         ax.step([*gaps, 1], [*shares, 1], where="post", color=colour, lw=1.6)
-        middle = next((at for at, share in enumerate(shares) if share >= 0.8), len(gaps) - 1)
-        ax.text(
-            gaps[middle] * 1.12, shares[middle] - 0.02, label, color=colour, fontsize=8, va="top"
-        )
     ax.set_xscale("log")
     ax.set_xlim(FLOOR, 1)
     ax.set_ylim(0, 1)
+    ax.set_xticks([1e-4, 1e-3, 1e-2, 1e-1])
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
     ax.grid()

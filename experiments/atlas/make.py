@@ -1,10 +1,11 @@
 """Make the atlas's library, or improve it.
 
-    python -m experiments.atlas.make [--again] [--seconds 5] [--seed 0] [--within MINUTES] [NAME ...]
+    python -m experiments.atlas.make [--again [--wider SHARE]] [--seconds 5] [--seed 0] [--within MINUTES] [NAME ...]
 
 Instances that are there are left alone; after Ctrl-C the same command goes on where it was. With `--again` those that
-are not proven optimal are searched once more, from the best schedule known, and what is better is kept. Profiles are made
-once and kept as files: the next run reads them. NAME: only profiles whose name has it.
+are not proven optimal (with `--wider 0.2`: whose gap is above 20 %) are searched once more, from the best schedule known,
+and what is better is kept. Profiles are made once and kept as files: the next run reads them. NAME: only profiles whose
+name has it.
 """
 
 from __future__ import annotations
@@ -131,10 +132,16 @@ def improve(
     return instance, schedule
 
 
+def _open(instance: Instance, wider: float) -> bool:
+    """Whether the gap is wider than a share, or no schedule is known."""
+    return instance.gap is None or instance.gap > wider
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", metavar="NAME", nargs="*")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--wider", type=float, default=0.0, help="again: than this, as 0.2")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--within", type=float, default=float("inf"), help="minutes for all")
@@ -160,7 +167,9 @@ def _make(arguments: argparse.Namespace, until: float) -> int:
             continue
         for one in instances:
             there = known.get(one.name)
-            if there is not None and (not arguments.again or there.gap == 0):
+            if there is not None and not (arguments.again and _open(there, arguments.wider)):
+                continue
+            if there is None and arguments.again:
                 continue
             if time.monotonic() >= until:
                 print("the time is over; the same command goes on from here", file=sys.stderr)
