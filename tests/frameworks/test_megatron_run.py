@@ -82,6 +82,14 @@ def test_what_a_log_says(tmp_path: Path) -> None:
          {"--pairs": "combined"}),
         ({**EXPERTS, "overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True}, {"--pairs": "delayed-w"}),
         ({"cuda_graph_impl": "full_iteration"}, {"--cuda-graphs": ""}),
+        ({**EXPERTS, "cuda_graph_impl": "transformer_engine",
+          "cuda_graph_modules": "[<CudaGraphModule.attn: 1>, <CudaGraphModule.moe_router: 4>]"},
+         {"--cuda-graph-modules": "attn,moe_router"}),
+        ({**EXPERTS, "cuda_graph_impl": "transformer_engine", "cuda_graph_scope": "['moe_router', 'moe_preprocess']"},
+         {"--cuda-graph-modules": "moe_router,moe_preprocess"}),
+        ({**EXPERTS, "moe_expert_capacity_factor": 1.25, "moe_pad_expert_input_to_capacity": True},
+         {"--capacity-factor": "1.25", "--pad-to-capacity": ""}),
+        ({**EXPERTS, "moe_expert_capacity_factor": -1.0}, {"--capacity-factor": None}),
         ({"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}, {"--loss-fusion": "te"}),
     ],
 )  # fmt: skip
@@ -99,6 +107,7 @@ def test_arguments_as_options(
         ({"fine_grained_activation_offloading": True}, "activations are taken as kept"),
         ({"cuda_graph_impl": "transformer_engine"}, "graphs of layers are left out"),
         ({"optimizer_cpu_offload": True}, "taken as on the GPUs"),
+        ({**EXPERTS, "moe_router_force_load_balancing": False}, "--imbalance says how uneven"),
         (
             {
                 "recompute_granularity": "full",

@@ -157,6 +157,7 @@ def _show_imbalance(out: Out, profile: CostProfile) -> None:
     if not found:
         return
     text = f"the most loaded GPU's experts get {found['usual']:.3g} times the mean of tokens"
+    text = "experts are loaded evenly" if found["high"] == 1 else text
     if "time" in found:
         (least, most), (fewer, more) = found["time"], found["act"]
         text += (

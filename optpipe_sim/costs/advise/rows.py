@@ -356,7 +356,7 @@ class Advice:
             uneven = row.profile.meta.get("imbalance")
             found.append(
                 f"the most loaded experts are taken to get {uneven['usual']:.3g} times the mean of tokens"
-                if uneven
+                if uneven and uneven["high"] > 1
                 else "experts are taken as evenly loaded, as by force (--imbalance)"
             )
             if self.question.exchange == "plain" and not row.trace.schedule.has_pairs:

@@ -6,12 +6,14 @@ It needs no timers: the lines that every run logs are enough.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
 from ...costs.megatron_arguments import describes_model
 from ...costs.models import Model
+from ...costs.work import GRAPHED
 from ...errors import OptPipeError
 from ...files import read_bytes
 from ...schedules import INTERLEAVED, PLAIN
@@ -201,14 +203,35 @@ def _kernels(log: Log, notes: list[str]) -> Iterator[tuple[str, str]]:
             yield "--exchange", "per-node"
         if said.get("moe_token_dispatcher_type") == "allgather":
             notes.append("tokens are gathered from all experts; here they are exchanged")
-    if _is(log, "overlap_moe_expert_parallel_comm"):
-        yield "--pairs", "delayed-w" if _is(log, "delay_wgrad_compute") else "combined"
+    if log.number("num_experts", 0) > 0:
+        yield from _experts(log, notes)
     graphs = said.get("cuda_graph_impl", "none")
-    if graphs == "full_iteration":
+    modules = said.get("cuda_graph_modules", said.get("cuda_graph_scope", ""))
+    held = [name for name in GRAPHED if re.search(rf"\b{name}\b", modules)]
+    if graphs == "full_iteration" or "full_iteration" in modules:
         yield "--cuda-graphs", ""
+    elif graphs not in ("none", "None") and held and log.number("num_experts", 0) > 0:
+        yield "--cuda-graph-modules", ",".join(held)
     elif graphs not in ("none", "None"):
         notes.append(
             f"cuda_graph_impl {graphs}: graphs of layers are left out; their launches are taken as without"
+        )
+
+
+def _experts(log: Log, notes: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield what overlaps the exchange of tokens, and how many an expert may have."""
+    said = log.arguments
+    if _is(log, "overlap_moe_expert_parallel_comm"):
+        yield "--pairs", "delayed-w" if _is(log, "delay_wgrad_compute") else "combined"
+    capacity = said.get("moe_expert_capacity_factor", "None")
+    if capacity not in ("None", "") and float(capacity) >= 1:
+        yield "--capacity-factor", capacity
+        if _is(log, "moe_pad_expert_input_to_capacity"):
+            yield "--pad-to-capacity", ""
+    if said.get("moe_router_force_load_balancing") == "False":
+        notes.append(
+            "routing was not balanced by force, and is taken as if it had been; --imbalance says how uneven it was"
+            " (unknown: 1 to what two published runs imply)"
         )
 
 
