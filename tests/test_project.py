@@ -255,6 +255,20 @@ def test_the_conda_environment_has_the_requirements_of_pyproject() -> None:
 PAGES = [ROOT / "README.md", ROOT / "results" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+def test_the_site_has_its_own_file_for_search_from_disk() -> None:
+    """No page of the site fetches anything, and each page of docs is in its navigation."""
+    text = (ROOT / "mkdocs.yml").read_text()
+    site = yaml.safe_load(text)
+    assert {"search", "offline"} <= {one for one in site["plugins"] if isinstance(one, str)}
+    (shim,) = site["extra"]["polyfills"]
+    assert "iframe-worker" in shim  # what the plugin looks for
+    assert (ROOT / "docs" / shim).is_file()
+    listed = set(re.findall(r"- (\S+\.md)$", text, re.MULTILINE))
+    assert listed == {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert "Use" in str(site["nav"])
+    assert "bounds.md" not in str([part for part in site["nav"] if "Use" in part])
+
+
 def test_the_documentation_names_every_schedule_and_command() -> None:
     from optpipe_sim.cli.parser import EXAMPLES
 

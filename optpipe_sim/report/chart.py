@@ -14,6 +14,7 @@ from bokeh.models import (
     ResetTool,
     SaveTool,
     TapTool,
+    Title,
     WheelZoomTool,
 )
 from bokeh.plotting import figure
@@ -34,6 +35,7 @@ GREY = "#4A5258"  # of texts
 NEAR = 0.06, 0.04  # of the picture's width and height: nearer points are named together
 MOST_NAMES = 30  # beside points; more would cover one another
 SLOWEST = 1.7  # times the fastest: slower points are outside the picture at first
+LARGEST = 1.5  # times the limit, or the largest that fits: points with more are, too
 
 
 class Mark(NamedTuple):
@@ -92,19 +94,24 @@ def chart(
         )
     points = [_points(plot, kind, marks, size, unit) for kind in KINDS]
     points = [renderer for renderer in points if renderer is not None]
-    _names(plot, [mark for mark in marks if mark.view], size, unit)
     if limit_bytes is not None:
         name = f"limit: {format_size(limit_bytes)}"
         plot.vspan(x=[limit_bytes / size], line_color=LIMIT, line_dash="dashed", legend_label=name)
     if curves:  # the range of the curves; what lies outside is a zoom away
-        left, right = min(x for x, _ in lines) / size, max(x for x, _ in lines) / size
-        room = 0.08 * (right - left or right)
-        plot.x_range.start, plot.x_range.end = left - room, right + room
-    low, high = min(times) / unit, max(times) / unit
-    if high > SLOWEST * low:
-        chosen = [mark.time_ns / unit for mark in marks if mark.view]
-        high = max([SLOWEST * low, *chosen])
-    plot.y_range.start, plot.y_range.end = 0.97 * low, 1.06 * high
+        memory = [x for x, _ in lines]
+    left, right = _range(memory, _most_bytes(marks, limit_bytes) if not curves else max(memory))
+    low, high = _range(times, SLOWEST * min(times))
+    room = 0.08 * (right - left or right)
+    plot.x_range.start, plot.x_range.end = (left - room) / size, (right + room) / size
+    plot.y_range.start, plot.y_range.end = 0.97 * low / unit, 1.06 * high / unit
+    away = [
+        mark
+        for mark in marks
+        if mark.time_ns > 1.06 * high or not left - room <= mark.memory_bytes <= right + room
+    ]
+    _names(plot, [mark for mark in marks if mark.view and mark not in away], size, unit)
+    if away:
+        plot.add_layout(Title(text=_away(away), text_color=GREY, text_font_style="italic"), "below")
     opening = [each for each in points if any(each.data_source.data["view"])]
     plot.add_tools(
         PanTool(),
@@ -127,6 +134,31 @@ def chart(
     plot.grid.grid_line_alpha = 0.35
     plot.axis.minor_tick_line_color = None
     return plot
+
+
+def _range(values: Sequence[float], most: float) -> tuple[float, float]:
+    """Return the least of the values, and the largest that is at most `most`."""
+    least = min(values)
+    return least, max((value for value in values if value <= most), default=least)
+
+
+def _most_bytes(marks: Sequence[Mark], limit_bytes: int | None) -> float:
+    """Return the memory beyond which points are outside the picture at first: of what does not fit, what is far from all
+    that does, which would be drawn on one line."""
+    fitting = [mark.memory_bytes for mark in marks if mark.kind != "over"]
+    largest = max([*fitting, limit_bytes or 0]) or max(mark.memory_bytes for mark in marks)
+    return LARGEST * largest
+
+
+def _away(marks: Sequence[Mark]) -> str:
+    """Say which points are outside the picture."""
+    names = [
+        f"{mark.name} ({format_time(mark.time_ns)}, {format_size(round(mark.memory_bytes))})"
+        for mark in marks
+        if mark.view
+    ]
+    named = f": {_joined(names)}" if names else ""
+    return f"{len(marks)} outside the picture{named}; zoom out with Ctrl and the wheel"
 
 
 def _names(plot: Any, marks: Sequence[Mark], size: int, unit: int) -> None:

@@ -357,5 +357,9 @@ def _op_hover(columns: TraceColumns, ops: GlyphRenderer) -> HoverTool:
 
 def _hover(renderers: list[GlyphRenderer], lines: list[tuple[str, str]]) -> HoverTool:
     return HoverTool(
-        renderers=renderers, tooltips=lines, point_policy="follow_mouse", visible=False
+        renderers=renderers,
+        tooltips=lines,
+        point_policy="follow_mouse",
+        attachment="vertical",  # above or below, where it does not cover the lane that it explains
+        visible=False,
     )

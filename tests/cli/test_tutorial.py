@@ -45,6 +45,17 @@ def test_commands_on_the_first_pages_are_understood(tmp_path: Path, monkeypatch)
             assert parse(call).command == call[0]
 
 
+def test_the_first_page_shows_what_the_tutorial_prints() -> None:
+    lines = [line for line in block_after("docs/index.md", "# optpipe_sim") if line != "..."]
+    assert len(lines) == 5
+    tutorial = TUTORIAL.replace("\\\n ", "")
+    for line in lines:
+        assert line.removeprefix("$ ") in tutorial or "advise" in line, line
+    (advise,) = (line for line in lines if "advise" in line)
+    said = {word for call in commands(TUTORIAL) if call[0] == "advise" for word in call}
+    assert set(shlex.split(advise)[2:]) <= said
+
+
 @pytest.mark.slow
 def test_the_tutorial_runs(tmp_path: Path) -> None:
     """Each block in a shell of its own, all in one folder, where nothing else is."""
