@@ -42,7 +42,17 @@ except ImportError as missing:
     sys.exit(f"confirm_gpu: {missing}; it needs Python 3.11, torch, numpy, scipy and yaml")
 
 DONE, PROBLEMS, BAD_INPUT, INTERRUPTED = 0, 10, 2, 130  # a process that hangs is ended with 1
-FIRST = ("1f1b", "zb-h1", "adaoffload", "optimised")
+FIRST = ("adaoffload",)  # under a cap, with its gradients and memory rank by rank
+# name, chunks, placement, and whether it is built for the limit
+RANKED = (
+    ("1f1b",),
+    ("zb-1p", 1, "loop", True),
+    ("1f1b-i", 2),
+    ("zb-v", 2, "vee", True),
+    ("v-half", 2, "vee"),
+    ("adaoffload",),
+    ("optimised",),
+)
 LEVELS = ("norms+mlp", "full", "stage")
 RECOMPUTING = ("1f1b:recompute=full", "1f1b:recompute=stage,apart=yes", "zb-h1:recompute=norms+mlp")
 LLAMA_2B = Model("llama-2b", 16, 3072, 24, 32000, kv_heads=8, ffn=8192)
@@ -160,13 +170,21 @@ def _given(words: Sequence[str]) -> list[str]:
 def works(long: bool, rehearse: bool):
     """What is profiled and run."""
     from optpipe_sim.costs import load_model
-    from optpipe_sim.runtime.confirm.campaign import Work
+    from optpipe_sim.runtime.confirm.campaign import Ranked, Work
 
-    first = Work(LLAMA_2B, replays=("1f1b", "zb-h1"), loops=FIRST)
+    first = Work(
+        LLAMA_2B, replays=("1f1b",), loops=FIRST, ranked=tuple(Ranked(*one) for one in RANKED)
+    )
     if rehearse:
         small = {"devices": 2, "seq": 32, "dtype": "fp32", "microbatches": 4, "samples": 3}
-        tiny = replace(first, model=TINY, **small, iterations=2, sweeps=3, solve_seconds=2.0)
-        return (replace(tiny, replays=(), loops=RECOMPUTING, levels=LEVELS) if long else tiny,)
+        tiny = replace(
+            first, model=TINY, **small, iterations=2, sweeps=3, solve_seconds=2.0, rank_iterations=1
+        )
+        return (
+            replace(tiny, replays=(), loops=RECOMPUTING, levels=LEVELS, ranked=())
+            if long
+            else tiny,
+        )
     if not long:
         return (first,)
     return tuple(

@@ -35,7 +35,8 @@ class Interference:
 
     Attributes:
         stages: per stage, by op and situation (``d2h``, ``h2d``, ``both``: beside copies that way;
-            ``idle``: after an idle gap) the op's duration over that alone.
+            ``message``: beside copies within the device, as fast as its memory is; ``idle``: after an idle gap) the op's duration
+            over that alone. Messages are not among what the replay is corrected by.
         copies: by direction, the duration of a copy while the other direction copies too, over that without.
         idle_ns: how long the gap was.
     """
@@ -84,7 +85,7 @@ class Interference:
             known = [stage[op] for stage in self.stages if op in stage]
             factors = [
                 f"{np.median(values):.3f} {'after idle' if how == IDLE else how}"
-                for how in (*BESIDE, IDLE)
+                for how in (*BESIDE, "message", IDLE)
                 if (values := [one[how] for one in known if how in one])
             ]
             said.append(f"{op} {', '.join(factors)}")

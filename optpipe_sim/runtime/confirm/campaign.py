@@ -17,19 +17,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
+from ...costs.issuing import Run, fitted
 from ...costs.models import Model
-from ...errors import OptPipeError, OutOfMemory
-from ...files import write_text
+from ...errors import Deadlock, OptPipeError, OutOfMemory
+from ...execution import execution_to_json
+from ...files import write_mapping, write_text
 from ...frameworks.chrome_trace import save_chrome_trace
 from ...names import build
 from ...profile import CostProfile
 from ...profile_io import save_profile
 from ...schedule import Schedule
 from ...sim import simulate
+from ...sim.interference import Interference
 from ...solvers.solve import solve
 from ..measure.fake import with_hop
 from ..measure.probes import probe
@@ -41,6 +44,18 @@ from .parts import Parts
 from .verdict import Confirmation
 
 OPTIMISED = "optimised"
+
+
+class Ranked(NamedTuple):
+    """A schedule that is ranked among others: a name, its chunks per device, and how these are placed. `planned`: its name takes
+    the limit that it is built for."""
+
+    name: str
+    chunks: int = 1
+    placement: str = "loop"
+    planned: bool = False
+
+
 ROOT = Path(__file__).parents[3]
 TESTS, TESTS_S = "tests/gpu", 120  # on a new machine loops are compiled in the meantime
 _Found = TypeVar("_Found")
@@ -55,6 +70,8 @@ class Work:
         planned: that limit, as a share of the cap of the allocator, which rounds sizes and has gaps.
         replays, loops: names of schedules; under the limit those that offload, and ``optimised``,
             which is searched for.
+        ranked: schedules that are run under the same limits, to see whether those that are predicted to be faster are;
+            `shares`: these limits, of 1F1B's activations on the fullest device. `rank_iterations`, `rank_sweeps`: of their loops.
         levels: of recomputation, that are measured as well.
         capped: whether 1F1B is run under the limit's cap as well, which it has to break.
     """
@@ -72,6 +89,10 @@ class Work:
     planned: float = 0.95
     replays: tuple[str, ...] = ()
     loops: tuple[str, ...] = ()
+    ranked: tuple[Ranked, ...] = ()
+    shares: tuple[float, ...] = (2.0, 0.6)
+    rank_iterations: int = 3
+    rank_sweeps: int = 2
     levels: tuple[str, ...] = ()
     capped: bool = True
     solve_seconds: float = 15.0
@@ -134,9 +155,9 @@ class Runner:
         place = check_device(self.campaign.device)
         self.found["probes"] = self.part("probes", 30, lambda: probe(place, plan))
         self.found["tests"] = {}
-        self._tests("plain", {})
         for work in self.campaign.works:
             self._work(work)
+        self._tests("plain", {})
         self._tests("sanitizer", {"TORCH_CUDA_SANITIZER": "1"})
         self._write()
         return self.found
@@ -159,6 +180,9 @@ class Runner:
         path = self.folder / f"profile-{name}.yaml"
         self.parts.write(path.name, lambda: save_profile(profile, path))
         entry["levels"] = _levels(profile)
+        entry["basics"] = basics(profile)
+        if work.ranked:
+            self._rank(work, profile)
         limits = self.part(f"{name}: limit", 5, lambda: limit_of(work, profile))
         if limits is None:
             return
@@ -188,8 +212,83 @@ class Runner:
                 f"{name}: 1f1b under the cap", 20, lambda: _runs_out(case)
             )
 
-    def _profile(self, work: Work) -> CostProfile:
-        plan = _plan(work)
+    def _rank(self, work: Work, profile: CostProfile) -> None:
+        """Run the ranked schedules under each limit, and fit an execution to them."""
+        entry = self.found["works"][work.name]
+        profiles = {1: profile}
+        for chunks in sorted({one.chunks for one in work.ranked} - {1}):
+            name = f"{work.name}: profile of {chunks} chunks"
+            made = self.part(name, 40, partial(self._profile, replace(work, levels=()), chunks))
+            if made is not None:
+                profiles[chunks] = made
+        runs: list[Run] = []
+        entry["ranking"] = {}
+        for share in work.shares:
+            limit = max(limit_of(replace(work, share=share), profile))
+            rows = entry["ranking"].setdefault(f"{share:.0%}", {"limit": limit, "rows": []})["rows"]
+            for one in work.ranked:
+                if one.chunks not in profiles:
+                    continue
+                costs = replace(
+                    profiles[one.chunks], placement=cast(Any, one.placement), memory_limit=None
+                )
+                needs = 25 + (work.solve_seconds if one.name == OPTIMISED else 0)
+                name = f"{work.name}: {one.name} within {share:.0%}"
+                found = self.part(name, needs, partial(self._ranked, work, costs, one, limit))
+                if found is None:
+                    continue
+                row, run = found
+                rows.append(row)
+                runs += [run] if run is not None else []
+                self._write()
+        if runs:
+            source = f"one {self.campaign.device} device, rank by rank, links modelled"
+            execution = self.part(
+                f"{work.name}: execution",
+                1,
+                lambda: fitted(f"{work.name}-one-device", source, runs),
+            )
+            if execution is not None:
+                entry["execution"] = data = execution_to_json(execution)
+                path = self.folder / f"execution-{work.name}.yaml"
+                self.parts.write(path.name, lambda: write_mapping(path, data))
+
+    def _ranked(
+        self, work: Work, costs: CostProfile, one: Ranked, limit: int
+    ) -> tuple[dict[str, Any], Run | None]:
+        """Return what is predicted and measured of a schedule under a limit; no run where it does not fit."""
+        name = f"{one.name}:limit={limit}" if one.planned else one.name
+        limits = (limit,) * work.devices
+        row: dict[str, Any] = {"schedule": one.name, "chunks": one.chunks}
+        try:
+            tight = limits if _offloads(one.name) else None
+            schedule = _schedule(work, costs, name, tight)
+            predicted = simulate(schedule, costs, limits)
+        except (OutOfMemory, Deadlock) as error:
+            return row | {"fits": False, "why": str(error).splitlines()[0]}, None
+        case = replace(
+            self._case(work, costs, schedule),
+            plan=_plan(work, one.chunks),
+            iterations=work.rank_iterations,
+            sweeps=work.rank_sweeps,
+            memory_limit=limits,
+        )
+        found = confirm(case, "loop")
+        measured = found.difference.measured.makespan_ns
+        row |= {
+            "fits": True,
+            "predicted_ns": predicted.makespan_ns,
+            "measured_ns": measured,
+            "noise_ns": found.noise_ns,
+            "closure_ns": found.closure_ns,
+            "peak_bytes": max(predicted.peak_bytes),
+            "offloaded": predicted.offloaded,
+            "gradients": found.gradients and asdict(found.gradients),
+        }
+        return row, Run(one.name, float(measured), False, schedule, costs.for_shape(schedule.shape))
+
+    def _profile(self, work: Work, chunks: int = 1) -> CostProfile:
+        plan = _plan(work, chunks)
         profile = measure(plan, self.campaign.device, work.samples, levels=work.levels)
         # what a device has is no limit here: plans get theirs from 1F1B's activations
         return replace(with_hop(profile, plan, self.campaign.machine), memory_limit=None)
@@ -291,8 +390,32 @@ def _offloads(name: str) -> bool:
     return name.startswith(("adaoffload", OPTIMISED))
 
 
-def _plan(work: Work) -> Plan:
-    return Plan(work.model, work.devices, 1, work.seq, work.microbatch, work.dtype)
+def _plan(work: Work, chunks: int = 1) -> Plan:
+    return Plan(work.model, work.devices, chunks, work.seq, work.microbatch, work.dtype)
+
+
+def basics(profile: CostProfile) -> dict[str, Any]:
+    """Return what decides most between schedules, from a measured profile: the rates of copies alone, together and beside GEMMs; how
+    much longer ops take beside copies and messages; what B and W take apart over one backward; and the share of its op that the
+    host needs to issue it, the most of any stage."""
+    stages = [entry["times_us"] for entry in profile.meta["stages"]]
+    shares = {
+        op: max(one[op]["issue"] / one[op]["median"] for one in stages)
+        for op in ("F", "B", "W", "BW")
+    }
+    interference = Interference.of(profile)
+    return {
+        "copies_gb_per_s": {
+            mode: {way: copy["gb_per_s"] for way, copy in both.items()}
+            for mode, both in profile.meta["copies"].items()
+        },
+        "beside": [] if interference is None else interference.lines(),
+        "apart": [
+            (one["B"]["median"] + one["W"]["median"]) / one["BW"]["median"] for one in stages
+        ],
+        "issue": shares,
+        "issue_us": {op: max(one[op]["issue"] for one in stages) for op in shares},
+    }
 
 
 def _confirmed(case: Case, mode: str) -> Confirmation:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
+from statistics import median
 from typing import Any
 
 from ...units import format_size, format_time
@@ -17,7 +19,8 @@ def report(found: Mapping[str, Any], confirmed: Confirmed) -> str:
     lines += [f"- {key}: {value}" for key, value in found["meta"].items()]
     lines += _machine(found.get("probes") or {})
     for name, of_work in confirmed.items():
-        lines += ["", f"## {name}", ""]
+        lines += ["", f"## {name}", "", *_basics(found["works"][name].get("basics"))]
+        lines += _ranking(found["works"][name])
         work = found["works"][name]["work"]
         lines += [
             f"{work['devices']} stages of {work['model']['layers']} layers, {work['model']['hidden']}"
@@ -60,6 +63,120 @@ def _machine(probes: Mapping[str, Any]) -> list[str]:
         "pin_gib_s",
     ]
     return [f"- {key}: {probes[key]}" for key in keys if key in probes]
+
+
+def verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return how well predictions rank the schedules that fit: pairs in the right order, those that differ by more than 2 % apart,
+    what running the one that is predicted fastest costs, and the errors of differences in points."""
+    fit = [row for row in rows if row["fits"]]
+    pairs = list(combinations(fit, 2))
+
+    def ratio(a: Mapping[str, Any], b: Mapping[str, Any], key: str) -> float:
+        return float(a[key] / b[key] - 1)
+
+    right = [
+        (ratio(a, b, "predicted_ns") > 0) == (ratio(a, b, "measured_ns") > 0) for a, b in pairs
+    ]
+    far = [abs(ratio(a, b, "measured_ns")) > 0.02 for a, b in pairs]
+    off = [abs(ratio(a, b, "predicted_ns") - ratio(a, b, "measured_ns")) for a, b in pairs]
+    chosen = min(fit, key=lambda row: row["predicted_ns"], default=None)
+    fastest = min((row["measured_ns"] for row in fit), default=None)
+    return {
+        "pairs": len(pairs),
+        "right": sum(right),
+        "far": sum(far),
+        "far_right": sum(ok for ok, much in zip(right, far, strict=True) if much),
+        "regret": None
+        if chosen is None or fastest is None
+        else chosen["measured_ns"] / fastest - 1,
+        "worst_difference": max(off, default=None),
+        "median_difference": median(off) if off else None,
+    }
+
+
+def _basics(found: Mapping[str, Any] | None) -> list[str]:
+    """What decides most between schedules."""
+    if not found:
+        return []
+    rates = "; ".join(
+        f"{mode} {both['d2h']:.1f} out, {both['h2d']:.1f} back"
+        for mode, both in found["copies_gb_per_s"].items()
+    )
+    issue = ", ".join(
+        f"{op} {found['issue_us'][op]:.0f} us ({share:.0%} of it)"
+        for op, share in found["issue"].items()
+    )
+    lines = [
+        "What decides most between schedules:",
+        "",
+        f"- copies, GB/s: {rates} (together: both ways; loaded: beside GEMMs)",
+        f"- B and W apart take {min(found['apart']):.3f} to {max(found['apart']):.3f} times one backward, by stage",
+        f"- the host issues an op in at most: {issue}",
+    ]
+    return [
+        *lines,
+        *(
+            f"- beside copies, messages and after idle, over alone: {text}"
+            for text in found["beside"]
+        ),
+        "",
+    ]
+
+
+def _ranking(entry: Mapping[str, Any]) -> list[str]:
+    """Whether the schedules that are predicted to be faster are, per limit."""
+    lines: list[str] = []
+    for share, one in (entry.get("ranking") or {}).items():
+        if not one["rows"]:
+            continue
+        lines += [
+            f"Ranked within {format_size(one['limit'])} per device, {share} of 1F1B's activations:",
+            "",
+        ]
+        lines += [
+            "| schedule | chunks | predicted | measured | off | noise | closure |",
+            "|---|--:|--:|--:|--:|--:|--:|",
+        ]
+        fit = sorted(
+            (row for row in one["rows"] if row["fits"]), key=lambda row: row["measured_ns"]
+        )
+        for row in fit:
+            measured, predicted = row["measured_ns"], row["predicted_ns"]
+            shares = [
+                "" if row[key] is None else f"{row[key] / measured:.1%}"
+                for key in ("noise_ns", "closure_ns")
+            ]
+            cells = [
+                row["schedule"],
+                str(row["chunks"]),
+                format_time(predicted),
+                format_time(measured),
+            ]
+            lines.append(f"| {' | '.join([*cells, f'{predicted / measured - 1:+.1%}', *shares])} |")
+        lines += [
+            f"| {row['schedule']} | {row['chunks']} | does not fit | | | | |"
+            for row in one["rows"]
+            if not row["fits"]
+        ]
+        found = verdicts(one["rows"])
+        if found["pairs"]:
+            lines += [
+                "",
+                f"{found['right']} of {found['pairs']} pairs in the right order, of those that differ by more than 2 % {found['far_right']} of"
+                f" {found['far']}; running what is predicted fastest costs {found['regret']:.1%}; differences are"
+                f" {100 * found['median_difference']:.1f} points off in the median and {100 * found['worst_difference']:.1f} at worst.",
+            ]
+        lines.append("")
+    if entry.get("execution"):
+        families = entry["execution"]["families"]
+        split = families["split"]
+        lines += [
+            f"An execution fitted to these runs: an op takes {split['op_ns'] / 1e3:.0f} us beside its kernels, B and W apart"
+            f" {split['split']:g} times as long; links {', '.join(one['links'] for one in families.values())}; errors with each schedule left out:"
+            f" {entry['execution'].get('error', 'not known')}.",
+            "",
+        ]
+    return lines
 
 
 def _limits(work: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:

@@ -22,10 +22,18 @@ from .copies import DIRECTIONS, Copy, keep_copying, streams
 from .footprint import OPS
 from .times import Clock, Spread
 
-ALONE, BOTH = "alone", "both"
-SITUATIONS = {ALONE: (), "d2h": ("d2h",), "h2d": ("h2d",), BOTH: DIRECTIONS, IDLE: ()}
+ALONE, BOTH, MESSAGE = "alone", "both", "message"
+SITUATIONS = {
+    ALONE: (),
+    "d2h": ("d2h",),
+    "h2d": ("h2d",),
+    BOTH: DIRECTIONS,
+    MESSAGE: (MESSAGE,),
+    IDLE: (),
+}
 IDLE_S = 0.01
 SMALLEST, LARGEST = 1 << 20, {"cpu": 1 << 24, "cuda": 1 << 28}  # bytes of a copy
+MEMORY_BYTES_PER_NS = 2000.0  # of a GPU, about: how many copies within it outlast an op
 MOST_COPIES = 128  # in the queue of a stream at once: far fewer than it can hold
 Factors = dict[str, dict[str, float]]
 
@@ -107,15 +115,18 @@ def interference_facts(
 
 
 def _lanes(device: torch.device, size: int, copies: Mapping[str, Copy]) -> dict[str, Lane]:
-    """By direction, memory of its own for copies of so many bytes."""
+    """By direction, memory of its own for copies of so many bytes; and for the stand-in of a message."""
     cuda = device.type == "cuda"
-    lanes = {}
+    lanes: dict[str, Lane] = {}
     own = streams(device)[1:] if cuda else (None, None)
+    # a message's stand-in stays on the device: it is as fast as memory, so that it slows ops down at least as much as one over a link
+    pair = [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2)]
+    lanes[MESSAGE] = Lane(pair[0], pair[1], max(1.0, 2 * size / MEMORY_BYTES_PER_NS), own[0])
     for way, stream in zip(DIRECTIONS, own, strict=True):
         here = torch.zeros(size, dtype=torch.uint8, device=device)
         there = torch.zeros(size, dtype=torch.uint8, pin_memory=cuda)
-        pair = (there, here) if way == "d2h" else (here, there)
-        lanes[way] = Lane(*pair, max(1.0, copies[way].time_ns(size)), stream)
+        ways = (there, here) if way == "d2h" else (here, there)
+        lanes[way] = Lane(*ways, max(1.0, copies[way].time_ns(size)), stream)
     return lanes
 
 

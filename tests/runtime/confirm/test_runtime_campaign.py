@@ -18,9 +18,11 @@ import torch
 from optpipe_sim import build, load_profile
 from optpipe_sim.costs.models import Model, parameters
 from optpipe_sim.errors import OutOfMemory
+from optpipe_sim.execution import load_execution
 from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.runtime.confirm import campaign as campaigns
-from optpipe_sim.runtime.confirm.campaign import Campaign, Runner, Work
+from optpipe_sim.runtime.confirm.campaign import Campaign, Ranked, Runner, Work
+from optpipe_sim.runtime.confirm.campaign_report import verdicts
 from optpipe_sim.runtime.confirm.case import Case
 from optpipe_sim.runtime.confirm.parts import LOST, crashed, hung, kept_in
 from optpipe_sim.runtime.measure.profiler import measure
@@ -92,10 +94,11 @@ def test_the_command_needs_torch_numpy_scipy_and_yaml_alone(tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((out / "results.json").read_text())
     (work,) = found["works"].values()
-    assert set(work["confirmed"]) == {
-        *("replay of 1f1b", "replay of zb-h1", "loop of 1f1b", "loop of zb-h1"),
-        *("loop of adaoffload", "loop of optimised"),
-    }
+    assert set(work["confirmed"]) == {"replay of 1f1b", "loop of adaoffload"}
+    fitting = [row for one in work["ranking"].values() for row in one["rows"] if row["fits"]]
+    assert {row["schedule"] for row in fitting} >= {"1f1b", "zb-1p", "1f1b-i", "zb-v", "optimised"}
+    for row in fitting:
+        assert row["gradients"]["bitwise"] == row["gradients"]["parameters"]
     assert [part["problem"] for part in found["parts"]] == [None] * len(found["parts"])
     for one in work["confirmed"].values():
         assert one["gradients"]["bitwise"] == one["gradients"]["parameters"]
@@ -115,7 +118,7 @@ def test_the_command_needs_torch_numpy_scipy_and_yaml_alone(tmp_path: Path) -> N
 def test_the_order_of_parts_and_tests_that_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The slow tests, under the race detector, come when all is measured."""
+    """What decides most is measured first; the tests come when all is measured."""
     command = confirm_gpu()
 
     def run_tests(more: dict[str, str], seconds: float) -> dict[str, Any]:
@@ -129,9 +132,52 @@ def test_the_order_of_parts_and_tests_that_fail(
     assert command.main() == command.PROBLEMS
     found = json.loads((tmp_path / "results.json").read_text())
     names = [part["name"] for part in found["parts"]]
-    assert names[:2] == ["probes", "tests, plain"]
-    assert names[-2:] == ["tiny-s16: replay of 1f1b", "tests, sanitizer"]
+    assert names[:2] == ["probes", "tiny-s16: profile"]
+    assert names[-3:] == ["tiny-s16: replay of 1f1b", "tests, plain", "tests, sanitizer"]
     assert "Tests for GPUs, sanitizer: status 1" in (tmp_path / "report.md").read_text()
+
+
+def test_schedules_are_ranked_under_limits_and_an_execution_is_fitted(tmp_path: Path) -> None:
+    ranked = (Ranked("1f1b"), Ranked("1f1b-i", 2), Ranked("zb-v", 2, "vee", planned=True))
+    work = replace(
+        WORK, model=replace(TINY, layers=4), replays=(), loops=(), ranked=ranked, rank_iterations=1
+    )
+    campaign = Campaign((work,), "cpu", seconds=2000, tests=False)
+    found = Runner(campaign, tmp_path).run()
+    assert {part["name"]: part["problem"] for part in found["parts"] if part["problem"]} == {}
+    (entry,) = found["works"].values()
+    assert set(entry["basics"]["copies_gb_per_s"]) == {"alone", "together", "loaded", "all"}
+    assert set(entry["basics"]["issue_us"]) == {"F", "B", "W", "BW"}
+    assert any("message" in text for text in entry["basics"]["beside"])
+    assert list(entry["ranking"]) == ["200%", "60%"]
+    for one in entry["ranking"].values():
+        assert [row["schedule"] for row in one["rows"]] == [each.name for each in ranked]
+        for row in one["rows"]:
+            assert (row["measured_ns"] > 0) if row["fits"] else row["why"]
+    roomy = entry["ranking"]["200%"]
+    assert all(row["fits"] and row["peak_bytes"] <= roomy["limit"] for row in roomy["rows"])
+    made = load_execution(tmp_path / "execution-tiny-s16.yaml")
+    assert set(made.fitted_to) == {each.name for each in ranked}
+    text = (tmp_path / "report.md").read_text()
+    assert "What decides most between schedules:" in text
+    assert "pairs in the right order" in text
+
+
+def test_verdicts_by_hand() -> None:
+    def row(predicted: int, measured: int) -> dict[str, Any]:
+        return {"fits": True, "predicted_ns": predicted, "measured_ns": measured}
+
+    rows = [row(100, 110), row(105, 108), row(120, 130), {"fits": False}]
+    found = verdicts(rows)
+    # the first two are predicted the wrong way round, and differ by less than 2 %
+    assert (found["pairs"], found["right"], found["far"], found["far_right"]) == (3, 2, 2, 2)
+    assert found["regret"] == pytest.approx(110 / 108 - 1)
+    off = [100 / 105 - 110 / 108, 100 / 120 - 110 / 130, 105 / 120 - 108 / 130]
+    assert found["worst_difference"] == pytest.approx(max(map(abs, off)))
+    assert verdicts([{"fits": False}]) == {
+        "pairs": 0, "right": 0, "far": 0, "far_right": 0, "regret": None, "worst_difference": None,
+        "median_difference": None,
+    }  # fmt: skip
 
 
 def test_what_breaks_its_cap_is_measured_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ def test_the_whole_run_on_a_model_of_a_gpu(
     text = (tmp_path / "report.md").read_text()
     assert "A GPU's allocator is capped at" in text
     assert "1F1B under the same cap:" in text
-    assert "Outside of torch's allocator: the CUDA context 986 MiB, a communicator of NCCL" in text
+    assert "Outside of torch's allocator: the CUDA context 984 MiB, a communicator of NCCL" in text
     assert (tmp_path / "trace-adaoffload.json").is_file()
 
 

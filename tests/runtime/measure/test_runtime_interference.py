@@ -17,7 +17,7 @@ from optpipe_sim.runtime.measure.interference import Lane, interference_facts, o
 from optpipe_sim.runtime.measure.times import Spread
 
 OPS_NS = {"F": 30 * MS, "B": 40 * MS, "W": 9 * MS, "BW": 45 * MS}
-BESIDE = {"d2h": 1.25, "h2d": 1.5, "both": 2.0}
+BESIDE = {"d2h": 1.25, "h2d": 1.5, "both": 2.0, "message": 1.75}
 COPIES = {
     mode: {way: Copy(0.0, 2.0 if mode == "all" else 1.0, {}) for way in DIRECTIONS}
     for mode in MODES
@@ -55,7 +55,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Streams:
     made.install(monkeypatch)
     lanes = {
         way: Lane(torch.zeros(8), torch.zeros(8), 30.0 * MS, stream)
-        for way, stream in zip(DIRECTIONS, ("out", "back"), strict=True)
+        for way, stream in zip((*DIRECTIONS, "message"), ("out", "back", "within"), strict=True)
     }
     monkeypatch.setattr(interference, "_lanes", lambda *_: lanes)
 
@@ -67,6 +67,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Streams:
     def slower(what: str, start: int) -> float:
         if what not in OPS_NS:
             return 1.0
+        if made.running("within", start):
+            return BESIDE["message"]
         out, back = made.running("out", start), made.running("back", start)
         if out or back:
             return BESIDE["both" if out and back else "d2h" if out else "h2d"]
@@ -92,7 +94,7 @@ def test_factors_are_those_of_the_device(gpu: Streams) -> None:
     for op, one in found.items():
         assert one == pytest.approx(BESIDE | {"idle": 1.1}, rel=1e-3), op
     # copies are there before the op starts, and until it has ended
-    for (name, what, start, end), ways in itertools.product(gpu.work, ("out", "back")):
+    for (name, what, start, end), ways in itertools.product(gpu.work, ("out", "back", "within")):
         if name == "own" and what in OPS_NS and gpu.running(ways, start):
             assert gpu.running(ways, end - 1)
 

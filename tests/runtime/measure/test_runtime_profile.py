@@ -152,7 +152,9 @@ def test_a_measured_profile_can_be_read_and_used(tmp_path) -> None:
     for factors in found["stages"]:
         assert set(factors) == {"F", "B", "W", "BW"}
         assert all(factor > 0 for one in factors.values() for factor in one.values())
-        assert all(set(one) == {"d2h", "h2d", "both", "idle"} for one in factors.values())
+        assert all(
+            set(one) == {"d2h", "h2d", "both", "message", "idle"} for one in factors.values()
+        )
     weights = sum(part["static_bytes"]["weights"] for part in profile.meta["stages"])
     assert weights == 4 * parameters(MODELS[1])
     assert simulate(build("adaoffload", profile, 4), profile).makespan_ns > 0
