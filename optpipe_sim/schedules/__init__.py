@@ -129,6 +129,14 @@ REGISTRY: dict[str, Entry] = {
         {**_GROUPED, "fraction": parse_share, "delta": parse_size},
         title="Megatron offloading", runs=_EITHER, offloads=True,
     ),
+    "kimi-k2": Entry(
+        "kimi_k2", "kimi_k2", {**_GROUPED, **_PAIRS}, title="Kimi K2", runs=_LOOP, offloads=True
+    ),
+    "megatron-partial": Entry(
+        "checkpointing.partial", "partial_checkpoints",
+        {**_GROUPED, "keep": int, "level": str, "limit": written_size},
+        title="Megatron partial checkpoints", runs=_EITHER, plans=True, recomputes=True,
+    ),
     "adapipe": Entry(
         "checkpointing.adapipe", "adapipe", {"chunks": int, "limit": written_size},
         title="AdaPipe", runs=_EITHER, plans=True, recomputes=True,

@@ -17,6 +17,7 @@ _PATTERNS = {name: entry for name, entry in REGISTRY.items() if not (entry.plans
 ONE_CHUNK = those(lambda entry: "one" in entry.runs and not entry.offloads, _PATTERNS)
 LOOP = those(lambda entry: "loop" in entry.runs, _PATTERNS)
 VEE = those(lambda entry: "vee" in entry.runs, _PATTERNS)
+OFFLOADED = "kimi-k2"  # interleaved 1F1B whose activations leave; in groups like it
 RECOMPUTING = those(lambda entry: entry.recomputes)  # for the problem's limit
 FRACTIONS = ("0.25", "0.5", "0.75", "1")  # shares of activations that Megatron-LM's rule offloads
 
@@ -45,6 +46,8 @@ def plain_schedules(problem: Problem, level: str | None = None) -> Iterator[tupl
         names = (*(ONE_CHUNK if shape.chunks == 1 else ()), INTERLEAVED)
         if problem.may_pair:
             names = (*names, f"{INTERLEAVED}:pairs=yes")
+        if problem.may_offload:
+            names = (*names, OFFLOADED)
     elif shape.placement_name == "vee":
         names = VEE
     limit = "" if problem.limits is None else f"limit={size_text(min(problem.limits))}"
@@ -74,8 +77,11 @@ def interleaved_schedules(
     names = [
         f"{INTERLEAVED}:group={size}" for size in sizes if (m % size == 0 or size == 2 * p) is usual
     ]
+    interleaved = list(names)
     if problem.may_pair:
-        names += [f"{name},pairs=yes" for name in names]
+        names += [f"{name},pairs=yes" for name in interleaved]
+    if problem.may_offload:
+        names += [name.replace(INTERLEAVED, OFFLOADED) for name in interleaved]
     if level is None:
         yield from build_those(problem, names)
     else:
