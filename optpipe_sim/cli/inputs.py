@@ -20,6 +20,8 @@ from ..sim import simulate_or_report
 from ..trace import Trace
 from ..trace.files import FORMAT as TRACE_FORMAT
 
+EXPORTED = ("megatron", "torchtitan", "graph-trainer", "te")  # plans that `export` writes
+
 
 def read_profile(arguments: argparse.Namespace) -> CostProfile:
     """Read the profile; the limit and the execution of the command line replace its own."""
@@ -37,9 +39,9 @@ def read_profile(arguments: argparse.Namespace) -> CostProfile:
 
 
 def read_schedule(text: str, microbatches: int | None, profile: CostProfile | None) -> Schedule:
-    """Return a schedule by name or from a file."""
+    """Return a schedule by name, from a file, or as a plan that was exported runs it."""
     if is_file(text):
-        schedule = load_schedule(text)
+        schedule = _exported(text, profile) or load_schedule(text)
         m = schedule.shape.microbatches
         if microbatches not in (None, m):
             raise InvalidSchedule(
@@ -53,6 +55,31 @@ def read_schedule(text: str, microbatches: int | None, profile: CostProfile | No
         parse_name(text)
         raise InvalidSchedule(f"-m: give the number of microbatches to build {text!r} for")
     return build(text, profile, microbatches)
+
+
+def _exported(text: str, profile: CostProfile | None) -> Schedule | None:
+    """Return the schedule of a plan in a framework's options, which names it; None for another file.
+
+    Raises:
+        InvalidSchedule: for a plan that does not name its schedule.
+        ProfileError: without a profile to build it for.
+    """
+    if not text.endswith((".yaml", ".yml")):
+        return None
+    data = read_mapping(text)
+    if data.get("format") not in EXPORTED:
+        return None
+    name, m = data.get("told"), data.get("microbatches")
+    if not isinstance(name, str) or not isinstance(m, int) or isinstance(m, bool):
+        raise InvalidSchedule(
+            f"{text}: is a plan for {data['format']} without the order of its ops; give the schedule that it was exported"
+            " from, or the CSV of --csv"
+        )
+    if profile is None:
+        raise ProfileError(f"PROFILE: needed to build {name!r} of {text}")
+    schedule = build(name, profile, m)
+    schedule.meta.setdefault("name", name)
+    return schedule
 
 
 def read_trace(

@@ -356,3 +356,22 @@ def test_tensor_parallelism_without_sharing_the_norms(cli) -> None:
     words = cli("export 1f1b a.yaml -m 4 --format megatron --json").json["options"]
     assert words["tensor-model-parallel-size"] == 2
     assert "sequence-parallel" not in words
+
+
+def test_what_export_writes_is_what_check_reads(cli) -> None:
+    """A plan in Megatron-LM's options names its schedule; torch's orders are CSV files; else it is said."""
+    for name in ("1f1b-i", "megatron-offload:chunks=1,fraction=1/2"):
+        cli(f"export {name} o.yaml -m 8 --format megatron -o told.yaml --force -q")
+        assert cli("check told.yaml o.yaml --json").json["valid"]
+        told = cli("simulate o.yaml --schedule told.yaml --json").json
+        assert (
+            told["makespan_ns"]
+            == cli(f"simulate o.yaml --schedule {name} -m 8 --json").json["makespan_ns"]
+        )
+    for line in (
+        "--format torchtitan --csv order.csv -o t.yaml",
+        "--format torch-csv -o order.csv --force",
+    ):
+        cli(f"export 1f1b o.yaml -m 8 {line} -q")
+        assert cli("check order.csv o.yaml --json").json["valid"]
+    assert "without the order of its ops" in cli("check t.yaml o.yaml").complaint

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .cases import ALWAYS, GOOD, STAGE, Row
 from .command_lines import lines
 from .files import experiments, machines, measurements, models, schedules
+from .imports import imports
 from .profiles import profiles
 from .texts import texts
 
@@ -19,4 +20,5 @@ ROWS: list[Row] = [
     *machines(),
     *experiments(),
     *measurements(),
+    *imports(),
 ]

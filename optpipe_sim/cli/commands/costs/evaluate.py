@@ -231,7 +231,12 @@ def _logged(arguments: argparse.Namespace, model: Model) -> MegatronRun | None:
 def _microbatches(arguments: argparse.Namespace) -> int:
     if arguments.microbatches is not None:
         return int(arguments.microbatches)
-    replicas = max(1, arguments.gpus // (arguments.pp * arguments.tp * arguments.cp))
+    pp, tp, cp = arguments.pp, arguments.tp, arguments.cp
+    replicas, rest = divmod(arguments.gpus, pp * tp * cp)
+    if rest or not replicas:
+        raise OptPipeError(
+            f"--gpus: {arguments.gpus} are not a multiple of pp {pp} x tp {tp} x cp {cp}"
+        )
     m, rest = divmod(arguments.global_batch, replicas * arguments.microbatch)
     if rest or not m:
         raise OptPipeError(

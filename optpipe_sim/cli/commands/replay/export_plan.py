@@ -120,6 +120,8 @@ def _megatron(arguments: argparse.Namespace, schedule: Schedule, profile: CostPr
         choice, profile, schedule.shape.microbatches, layer_list(arguments.layers), modules
     )
     data = {
+        "told": choice.name,
+        "microbatches": schedule.shape.microbatches,
         "options": plan.options(),
         "environment": plan.environment(),
         "command": plan.command(),
