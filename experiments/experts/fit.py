@@ -1,9 +1,9 @@
-"""Fit what the host of a run takes for layers with experts on H100s: what is in no kernel, and the least that issuing a layer takes.
+"""Fit what the host of a run takes for layers with experts: what is in no kernel, and the least that issuing a layer takes.
 
     python -m experiments.experts.fit
 
 prints `expert_us` and `host_us` of ``costs/data/machines/h100-sxm-megatron.yaml``: the former is that at which one published run without overlap takes as long as
-measured, the latter that at which the same run with overlap does, as pairs. No other run is seen.
+measured, the latter that at which the same run with overlap does, as pairs; and `host_us` of ``gb200-megatron.yaml``, at which one run does. No other run is seen.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 from optpipe_sim.costs import load_machine
 from optpipe_sim.costs.published import published
 
-from .task import iteration_ns
+from .task import iteration_ns, tflops
 
 CASE, BASE = "qwen3-30b, all-to-all", "h100-sxm"
 
@@ -37,9 +37,22 @@ def fit() -> tuple[float, float]:
     return float(expert_us), float(host_us)
 
 
+def fit_gb200() -> float:
+    """Return `host_us` of GB200s, in us."""
+    (found,) = published("experts")["host"]
+    base = load_machine(found["run"]["machine"])
+
+    def off(host_us: float) -> float:
+        machine = base.with_rates(replace(base.rates, host_us=host_us))
+        return tflops({**found["run"], "machine": machine}) - float(found["tflops"])
+
+    return float(brentq(off, 10e3, 60e3))
+
+
 def main() -> int:
     """Print the rates."""
-    print("expert_us {:.0f}, host_us {:.0f}".format(*fit()))
+    print("h100-sxm-megatron: expert_us {:.0f}, host_us {:.0f}".format(*fit()))
+    print(f"gb200-megatron: host_us {fit_gb200():.0f}")
     return 0
 
 

@@ -13,6 +13,7 @@ from optpipe_sim.errors import OptPipeError
 from optpipe_sim.schedules import build
 from optpipe_sim.sim import simulate
 from optpipe_sim.study.tasks import Row
+from optpipe_sim.trace import Trace
 
 VERSION = 2
 OVERLAPPED = {"plain": "overlapped", "per-node": "per-node-overlapped"}
@@ -73,14 +74,27 @@ def change(found: Mapping[str, Any]) -> float:
 
 def iteration_ns(found: Mapping[str, Any], **changes: Any) -> float:
     """Return the estimated time of a run's iteration, with some options of `estimate` changed."""
-    options = {**found["run"], **changes}
+    return replayed({**found["run"], **changes}).iteration_ns
+
+
+def tflops(run: Mapping[str, Any], **changes: Any) -> float:
+    """Return the model's TFLOP/s per GPU, the causal half of the scores counted, of a run with some options changed."""
+    trace = replayed({**run, **changes})
+    once = trace.profile.meta["iteration"]["flops_per_microbatch_causal"]
+    done = once * run["microbatches"] / run["devices"]
+    return float(done / trace.iteration_ns / 1e3)
+
+
+def replayed(run: Mapping[str, Any]) -> Trace:
+    """Return the replay of a run."""
+    options = dict(run)
     name, microbatches = options.pop("model"), options.pop("microbatches")
     shape = published("runs")["models"].get(name)
     model = load_model(name if shape is None else {**shape, "name": name})
     profile = estimate(model, options.pop("machine"), offload=False, levels=False, **options)
     pairs = "yes" if "pairs" in options else "no"
     schedule = build(f"1f1b-i:chunks={profile.chunks},pairs={pairs}", profile, microbatches)
-    return simulate(schedule, profile, enforce=False).iteration_ns
+    return simulate(schedule, profile, enforce=False)
 
 
 def implied(found: Mapping[str, Any]) -> float:
