@@ -10,7 +10,7 @@ from typing import Any
 from .errors import InvalidSchedule, NoSolution, OptPipeError, require
 from .profile import CostProfile
 from .schedule import Schedule
-from .schedules import COMMON, REGISTRY, Entry
+from .schedules import COMMON, GROUPED, GROUPED_OFFLOADED, REGISTRY, Entry
 from .schedules import build as build_pattern
 from .schedules import parse_name as parse_entry
 from .solvers.options import KINDS, listing, parse_option, solve_parameters
@@ -45,7 +45,7 @@ OPTPIPE = Entry(
         **{name: _option(name) for name in KINDS},
     },
 )
-TUNED = ("gis", "po")  # names that take ``tuned``: the best of their options
+TUNED = (GROUPED, GROUPED_OFFLOADED)  # names that take ``tuned``: the best of their options
 ENTRIES: Mapping[str, Entry] = {
     name: replace(entry, options={**entry.options, "tuned": _yes}) if name in TUNED else entry
     for name, entry in {**REGISTRY, "optpipe": OPTPIPE}.items()

@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from ..files import plain, read_mapping
+from ..schedules import REGISTRY
 from . import load_machine, load_model
 from .calibrate import Measurement, Replays, Setup, op_times, run
 from .estimate import estimate
@@ -121,7 +122,7 @@ def figure_15(skipped: bool = False) -> list[Run]:
                 **data["options"],
                 **_chunked(schedule, each, p),
                 "seq": row["seq"],
-                "offload": schedule.startswith("po"),
+                "offload": REGISTRY[schedule].offloads,
             }
             setup = Setup(row["model"], p, options, schedule, row["microbatches"])
             ran = gib not in NO_NUMBER
@@ -170,6 +171,6 @@ def _ends(each: int, p: int) -> list[int]:
 
 def _chunked(schedule: str, each: int, p: int) -> dict[str, Any]:
     """Interleaved schedules: one layer per chunk; the others: a device's layers as one stage."""
-    if schedule in ("1f1b-i", "gis", "gis-h", "po-h", "po-f"):
+    if "chunks" in REGISTRY[schedule].options:
         return {"chunks": each, "layers": [0] + [1] * (each * p - 2) + [0]}
     return {"layers": _ends(each, p)}

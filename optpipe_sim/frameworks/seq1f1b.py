@@ -11,10 +11,10 @@ from typing import Any
 from ..errors import InvalidSchedule
 from ..profile import CostProfile
 from ..schedule import Schedule
-from ..schedules import build
+from ..schedules import SLICED, SLICED_INTERLEAVED, build
 from .megatron.options import words
 
-ORDERS = {False: "seq1f1b", True: "seq1f1b-i"}  # by whether there are several chunks
+ORDERS = {False: SLICED, True: SLICED_INTERLEAVED}  # by whether there are several chunks
 NAMED = "Seq1F1B's fork of Megatron-LM (github.com/thunlp/Seq1F1B)"
 
 

@@ -15,7 +15,7 @@ from ..errors import OptPipeError
 from ..ops import C
 from ..profile import CostProfile
 from ..schedule import Schedule
-from ..schedules import build, names_in
+from ..schedules import USUAL, build, names_in
 from ..sim import simulate
 from ..stage_cost import StageCost
 from ..trace import Trace
@@ -23,7 +23,6 @@ from ..units import format_size, format_time
 
 LEAST = 0.005  # shares of the time; the costs of a profile are no better known
 MANY_OPS = 200_000  # a replay of more takes half a second: nothing is tried
-SCHEDULES = ("1f1b", "zb-h1", "zb-h2", "1f1b-i", "zb-v")
 IF = "What it would take if (no options, but what the time goes into)"
 NONE = "nothing that was tried gains 0.5% or more"
 
@@ -142,7 +141,7 @@ def _alternatives(trace: Trace) -> Iterator[Alternative]:
     if shape.slices == 1 and shape.devices > 1:
         m = shape.microbatches
         known = names_in(schedule.meta.get("family"))
-        for name in SCHEDULES:
+        for name in USUAL:
             if name == schedule.meta.get("name") or name not in known:
                 continue
             yield Alternative(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 from ..errors import InvalidSchedule, ProfileError, hint_for
 from ..profile import CostProfile
@@ -155,7 +155,24 @@ REGISTRY: dict[str, Entry] = {
     ),
 }  # fmt: skip
 
-PLAIN, INTERLEAVED = "1f1b", "1f1b-i"  # what others are compared with, and built on
+# Schedules that others are compared with, built on or searched among; no name stands outside of this room.
+PLAIN: Final = "1f1b"
+INTERLEAVED: Final = "1f1b-i"
+FILL_AND_DRAIN: Final = "gpipe"
+GROUPED: Final = "gis"  # microbatches pass the chunks in groups; all activations are kept
+GROUPED_OFFLOADED: Final = "po"  # the same, some chunks offloaded
+MEGATRON_OFFLOAD: Final = "megatron-offload"
+ADAOFFLOAD: Final = "adaoffload"  # also the engine that runs it
+SLICED, SLICED_INTERLEAVED, SLICES_OFFLOADED = "seq1f1b", "seq1f1b-i", "sppo"
+FITTED: Mapping[str, str] = {"one": "zb-1p", "vee": "zb-v"}  # to any limit, by where they run
+FITTED_ROOMY: Final = "zb-2p"  # as the one on one chunk, in twice the memory
+USUAL = (
+    PLAIN,
+    "zb-h1",
+    "zb-h2",
+    INTERLEAVED,
+    FITTED["vee"],
+)  # what is tried in the place of another
 
 
 def those(

@@ -23,6 +23,7 @@ from ..processes.signals import ctrl_c_later
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedule.fused import fuse
+from ..schedules import ADAOFFLOAD
 from ..sim.lower import lower
 from ..sim.noise import Noise
 from ..sim.scenarios import (
@@ -349,7 +350,7 @@ def _candidates(
     ends = time.monotonic() + 0.1 * time_limit
     settings = greedy_search(problem, lambda: time.monotonic() > ends, runs=300, seed=seed, keep=12)
     for schedule in settings:
-        yield "adaoffload", schedule
+        yield ADAOFFLOAD, schedule
     for name, schedule in fixed_schedules(problem):
         yield name, schedule
     if problem.host_limit is not None:

@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from ..errors import OptPipeError
 from ..ops import B, F, O, Op, R, W
 from ..schedule import Schedule
-from ..schedules import INTERLEAVED, PLAIN, REGISTRY, build, parse_name, those
+from ..schedules import (
+    FITTED,
+    GROUPED_OFFLOADED,
+    INTERLEAVED,
+    MEGATRON_OFFLOAD,
+    PLAIN,
+    REGISTRY,
+    build,
+    parse_name,
+    those,
+)
 from ..sim import simulate
 from ..units import size_text
 from .problem import Problem
@@ -51,7 +61,7 @@ def plain_schedules(problem: Problem, level: str | None = None) -> Iterator[tupl
     elif shape.placement_name == "vee":
         names = VEE
     limit = "" if problem.limits is None else f"limit={size_text(min(problem.limits))}"
-    planned = [name for name in names if name in ("zb-1p", "zb-v")] if limit else []
+    planned = [name for name in names if name in FITTED.values()] if limit else []
     variants = [*names, *(f"{name}:{limit}" for name in planned)]
     if level is not None:
         yield from both_ways(
@@ -114,7 +124,7 @@ def megatron_offloads(
         for delta in ("", f",delta={act}B"):
             if least_ns >= best_ns():
                 return
-            name = f"megatron-offload:fraction={fraction}{delta}"
+            name = f"{MEGATRON_OFFLOAD}:fraction={fraction}{delta}"
             if level is None:
                 yield from build_those(problem, [name])
             else:
@@ -155,7 +165,7 @@ def _pipeoffloads(problem: Problem) -> Iterator[str]:
     if chunks > 1 and problem.may_offload:
         for group in sorted({2, p // 4, p // 2, p} - {0, 1}):
             for offloaded in range(1, chunks + 1):
-                yield f"po:group={group},offloaded={offloaded}"
+                yield f"{GROUPED_OFFLOADED}:group={group},offloaded={offloaded}"
 
 
 def offload_everything(problem: Problem, depth: int) -> Schedule:

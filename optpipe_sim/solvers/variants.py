@@ -27,7 +27,7 @@ from ..ops import B, F, O, R
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedule.fused import as_split
-from ..schedules import build
+from ..schedules import FITTED, GROUPED, GROUPED_OFFLOADED, build
 from ..schedules.copies import with_copies
 from ..schedules.gis import grouped
 from ..schedules.recompute import at_level, taken_apart, with_level
@@ -41,7 +41,7 @@ IN_VAIN = 3  # limits in a row without improvement that end the search
 CLIMBS = 3  # variants of GIS and PipeOffload that are stretched
 STEPS = (1, 2, 4, 8)  # of their F's and W's
 
-GROUPED = ("gis", "po")
+FAMILIES = (GROUPED, GROUPED_OFFLOADED)
 
 Found = tuple[int, str, Schedule]
 
@@ -121,7 +121,7 @@ def grouped_variants(
     problems: Sequence[Problem],
     best_ns: Callable[[], float],
     over: Callable[[], bool],
-    families: Sequence[str] = GROUPED,
+    families: Sequence[str] = FAMILIES,
     ways: Sequence[Way | None] | None = None,
     sizes: Sequence[bool] = (True, False),
 ) -> Iterator[Found]:
@@ -151,7 +151,7 @@ def grouped_variants(
                     orders.append(_order(problems[at], at, group, way, planned))
         for order in sorted(filter(None, orders), key=lambda one: (one.cost_ns, one.at, one.group)):
             for offloaded in order.may_fit:
-                if ("po" if offloaded else "gis") not in families:
+                if (GROUPED_OFFLOADED if offloaded else GROUPED) not in families:
                     continue
                 if over():
                     return
@@ -289,9 +289,9 @@ def _variant(problem: Problem, order: _Order, offloaded: int) -> Found:
     last = "".join(f",{key}={count}" for key, count in stretched if count)
     last += "" if order.way is None else f",{order.way}"
     if not offloaded:
-        return order.at, f"gis:{options}{last}", order.schedule
+        return order.at, f"{GROUPED}:{options}{last}", order.schedule
     schedule = with_copies(order.plain, order.planned, offloaded, start_ns=order.start_ns)
-    name = f"po:{options},offloaded={offloaded}{last}"
+    name = f"{GROUPED_OFFLOADED}:{options},offloaded={offloaded}{last}"
     return order.at, name, _recomputed(problem, schedule, order.way)
 
 
@@ -338,7 +338,8 @@ def limited_variants(
     limits in a row whose orders take `best_ns` even without a limit. `levels`: the levels at
     which every activation is recomputed; None: all levels, and no recomputation."""
     shape = problem.shape
-    name = {("loop", 1): "zb-1p", ("vee", 2): "zb-v"}.get((str(shape.placement_name), shape.chunks))
+    runs = {("loop", 1): "one", ("vee", 2): "vee"}.get((str(shape.placement_name), shape.chunks))
+    name = None if runs is None else FITTED[runs]
     if name is None:
         return
     for level in (None, *levels_of(problem, best_ns())) if levels is None else levels:

@@ -9,7 +9,8 @@ from typing import Any
 
 from ...names import parse_name
 from ...profile import CostProfile
-from ...reasons.hints import MANY_OPS, SCHEDULES, Alternative, Hint, best_hints
+from ...reasons.hints import MANY_OPS, Alternative, Hint, best_hints
+from ...schedules import USUAL
 from ...solvers.starts import LOOP, VEE
 from ...trace import Trace
 from ..estimate import estimate
@@ -103,7 +104,7 @@ def _alternatives(
     for zero in (1, 2, 3) if choice.dp * choice.cp > 1 else ():
         if zero != choice.zero:
             yield changed(f"zero {zero}", "zero", zero=zero)
-    for name in SCHEDULES if choice.pp > 1 else ():
+    for name in USUAL if choice.pp > 1 else ():
         shape = (
             ("vee", 2) if name in VEE else ("loop", max(2, choice.chunks) if name in LOOP else 1)
         )

@@ -9,7 +9,7 @@ from ...errors import OutOfMemory
 from ...names import build, parse_name
 from ...profile import CostProfile
 from ...schedule import Schedule
-from ...schedules import REGISTRY, those
+from ...schedules import FITTED, FITTED_ROOMY, REGISTRY, those
 from ...sim import simulate
 from ...solvers.starts import LOOP
 from ...solvers.treatments import require_alike, restrict
@@ -102,7 +102,7 @@ def replayed(
         options["chunks"] = profile.chunks
         if profile.slices > 1:
             options["slices"], name = profile.slices, f"{base}:slices={profile.slices}"
-    elif base in ("zb-2p", "zb-v") and "limit" not in options:
+    elif base in (FITTED_ROOMY, FITTED["vee"]) and "limit" not in options:
         options["limit"], name = limit, f"{base}:limit={size_text(limit)}"
     few = 2 * profile.devices
     if base not in PLANNED and microbatches >= 2 * few and profile.devices > 1:

@@ -12,7 +12,7 @@ from ...errors import InvalidSchedule, OptPipeError
 from ...execution import IDEAL, Execution
 from ...names import ENTRIES, parse_name
 from ...profile import CostProfile
-from ...schedules import those
+from ...schedules import FILL_AND_DRAIN, those
 from ...solvers.options import TREATMENTS
 from ...solvers.starts import LOOP, ONE_CHUNK, VEE
 from ..machines import Machine, MachineError
@@ -26,7 +26,9 @@ OFFLOADING = those(lambda entry: entry.offloads)  # useless without a link to th
 SEARCHED = ("optpipe",)
 ANY_SHAPE = (*those(lambda entry: entry.ours), *SEARCHED)
 # 1f1b does what gpipe does in less memory
-SCHEDULES = tuple(name for name, entry in ENTRIES.items() if name != "gpipe" and not entry.sliced)
+SCHEDULES = tuple(
+    name for name, entry in ENTRIES.items() if name != FILL_AND_DRAIN and not entry.sliced
+)
 SLICED = tuple(name for name, entry in ENTRIES.items() if entry.sliced)
 # these keep every activation: a device holds all of a microbatch before its first backward there
 KEEPING = those(lambda entry: entry.keeps != "")

@@ -19,6 +19,7 @@ from ...errors import OptPipeError
 from ...files import read_bytes
 from ...names import build
 from ...profile import CostProfile
+from ...schedules import INTERLEAVED, PLAIN
 from ...sim import simulate
 from ...stage_cost import StageCost
 from ...units import format_sizes
@@ -394,10 +395,10 @@ def layers_of(log: Log, stages: int, path: Path) -> list[int] | None:
 
 def _replay_ns(log: Log, profile: CostProfile, m: int) -> int | None:
     """Return the time of the run's schedule with the profile; None where it cannot be built."""
-    name = "1f1b"
+    name = PLAIN
     if profile.chunks > 1:
         group = log.number("microbatch_group_size_per_vp_stage", profile.devices)
-        name = f"1f1b-i:chunks={profile.chunks},group={group}"
+        name = f"{INTERLEAVED}:chunks={profile.chunks},group={group}"
     try:
         return simulate(build(name, profile, m), profile).makespan_ns
     except OptPipeError:

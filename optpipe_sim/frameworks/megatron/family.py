@@ -18,7 +18,7 @@ from ...errors import InvalidSchedule, OptPipeError
 from ...ops import COMPUTE, F
 from ...profile import CostProfile
 from ...schedule import Schedule
-from ...schedules import INTERLEAVED, PLAIN, build, parse_name
+from ...schedules import INTERLEAVED, MEGATRON_OFFLOAD, PLAIN, build, parse_name
 from ...schedules.recompute import first_layers
 from ..nearest import Nearest, compare, replay_unlimited
 from ..parts import Part, parts_of
@@ -76,7 +76,7 @@ class Choice:
         base = PLAIN if self.chunks == 1 else INTERLEAVED
         options: dict[str, Any] = {"chunks": self.chunks} if self.chunks > 1 else {}
         if self.fraction is not None:
-            base = "megatron-offload"
+            base = MEGATRON_OFFLOAD
             options = {"chunks": self.chunks, "fraction": self.fraction}
         given: dict[str, Any] = {"delta": self.delta or None, "group": self.group}
         given |= {"recompute": self.level, "layers": self.layers}
@@ -101,11 +101,11 @@ def choice_of(name: str) -> Choice | None:
         base, options = parse_name(name)
     except OptPipeError:
         return None
-    if base not in (PLAIN, INTERLEAVED, "megatron-offload") or options.pop("apart", False):
+    if base not in (PLAIN, INTERLEAVED, MEGATRON_OFFLOAD) or options.pop("apart", False):
         return None
     options["level"] = options.pop("recompute", None)
     chunks = options.pop("chunks", 1 if base == PLAIN else 0)
-    if base == "megatron-offload":
+    if base == MEGATRON_OFFLOAD:
         options.setdefault("fraction", Fraction(1))
     return Choice(chunks, **options)
 

@@ -31,6 +31,7 @@ from ...names import build
 from ...profile import CostProfile
 from ...profile_io import save_profile
 from ...schedule import Schedule
+from ...schedules import ADAOFFLOAD, PLAIN
 from ...sim import simulate
 from ...sim.interference import Interference
 from ...solvers.solve import solve
@@ -205,8 +206,8 @@ class Runner:
                     cap = self.campaign.device == "cuda"
                     case = replace(case, memory_limit=limits, cap_memory=cap, cap_limits=caps)
                 self._confirm(work, f"{mode} of {schedule}", case, mode, needs)
-        if work.capped and "1f1b" in schedules and self.campaign.device == "cuda":
-            case = self._case(work, profile, schedules["1f1b"])
+        if work.capped and PLAIN in schedules and self.campaign.device == "cuda":
+            case = self._case(work, profile, schedules[PLAIN])
             case = replace(case, cap_memory=True, cap_limits=caps, sweeps=1)
             entry["1f1b_under_the_cap"] = self.part(
                 f"{name}: 1f1b under the cap", 20, lambda: _runs_out(case)
@@ -364,7 +365,7 @@ def limit_of(work: Work, profile: CostProfile) -> tuple[int, ...]:
     """Per device: what is static and `share` of the activations that 1F1B holds, or the least that
     any schedule without recomputation needs."""
     whole = profile.map_stages(lambda _, cost: replace(cost, recompute=()))
-    peaks = simulate(build("1f1b", whole, work.microbatches), whole).peak_bytes
+    peaks = simulate(build(PLAIN, whole, work.microbatches), whole).peak_bytes
     return tuple(
         max(least, static + int(work.share * (peak - static)))
         for least, static, peak in zip(whole.least_limits, whole.static_bytes, peaks, strict=True)
@@ -387,7 +388,7 @@ def _schedule(
 
 
 def _offloads(name: str) -> bool:
-    return name.startswith(("adaoffload", OPTIMISED))
+    return name.startswith((ADAOFFLOAD, OPTIMISED))
 
 
 def _plan(work: Work, chunks: int = 1) -> Plan:

@@ -10,13 +10,13 @@ from typing import Any
 from ...errors import NoSolution
 from ...processes.workers import Newest, Report, Workers, shared_numbers
 from ...schedule import Schedule
+from ...schedules import ADAOFFLOAD
 from ...schedules.adaoffload.adaoffload import LEAST_RUNS, adaoffload
 from ..anneal.search import treats
 from ..treated.engine import first_starts
 from .portfolio import Race
 from .rules import rules_of, run_rules
 
-ADAOFFLOAD = "adaoffload"
 SEARCHES = ("auto", "search")  # engines
 GRACE = 1.5  # steps are ended by force after so many times the time that they were given
 

@@ -18,7 +18,7 @@ from ...bounds.bounds import fill_and_drain, naive, residency
 from ...errors import OptPipeError
 from ...processes.workers import Newest, Report, Workers, shared_numbers
 from ...schedule import Schedule
-from ...schedules import REGISTRY
+from ...schedules import ADAOFFLOAD, REGISTRY
 from ...schedules.adaoffload.adaoffload import adaoffload
 from ...schedules.recompute import at_level
 from ..problem import Problem
@@ -31,7 +31,7 @@ from ..starts import (
 )
 from ..treated.sliced import in_slices, sliced_schedules, whole
 from ..variants import (
-    GROUPED,
+    FAMILIES,
     Way,
     grouped_variants,
     levels_of,
@@ -180,7 +180,7 @@ def _limited(
 def _grouped(
     problem: Problem, way: Way | None, usual: bool, best_ns: BestNs, over: Callable[[], bool]
 ) -> Built:
-    found = grouped_variants([problem], best_ns, over, GROUPED, [way], [usual])
+    found = grouped_variants([problem], best_ns, over, FAMILIES, [way], [usual])
     return ((name, schedule) for _, name, schedule in found)
 
 
@@ -198,7 +198,7 @@ def _adaoffload(problem: Problem, *_: Any) -> Built:
         best = adaoffload(plain, problem.microbatches, problem.limits, None, problem.objective)
     except OptPipeError:  # no schedule fits without recomputation, or host memory is too scarce
         return
-    yield "adaoffload", best
+    yield ADAOFFLOAD, best
 
 
 def run_rules(

@@ -9,6 +9,7 @@ from os import cpu_count
 
 from ...errors import Infeasible, NoSolution, OptPipeError
 from ...schedule import Schedule
+from ...schedules import ADAOFFLOAD
 from ..anneal.search import shares_links, treats
 from ..options import SolveOptions
 from ..problem import Problem
@@ -18,7 +19,7 @@ from ..treated.engine import Start
 from ..treated.tidy import tidy_treatments
 from .cache import open_cache, recall, remember
 from .compiling import compile_engines
-from .first import ADAOFFLOAD, run_adaoffload, run_published
+from .first import run_adaoffload, run_published
 from .jobs import jobs_of
 from .portfolio import Race, run_race
 from .tidy import tidy

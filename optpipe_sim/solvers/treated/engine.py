@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ...bounds.bounds import naive
 from ...errors import OptPipeError
 from ...schedule import Schedule
+from ...schedules import ADAOFFLOAD
 from ...schedules.adaoffload.adaoffload import adaoffload
 from ..anneal.search import search, shares_links
 from ..anneal.stand_ins import moved_to, others_for, stand_ins
@@ -89,7 +90,7 @@ def first_starts(
                     plain.objective,
                     over=over,
                 ),
-                "adaoffload",
+                ADAOFFLOAD,
             )
         if found and over():
             break

@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import OptPipeError
 from ...ops import BW, B, F, O, Op, OpKind, R, W
 from ...schedule import Levels, Schedule
-from ...schedules import REGISTRY, those
+from ...schedules import GROUPED_OFFLOADED, REGISTRY, SLICES_OFFLOADED, those
 from ...schedules.classic import one_by_one
 from ...schedules.copies import with_copies
 from ...schedules.recompute import with_level
@@ -43,9 +43,12 @@ def sliced_schedules(problem: Problem, level: str | None = None) -> Built:
     n, names = shape.slices, ONE_CHUNK if shape.chunks == 1 else CHUNKS
     wanted = [f"{name}:slices={n}" for name in names]
     if problem.may_offload and shape.chunks == 1:
-        wanted += [f"sppo:slices={n},offloaded={count}" for count in range(1, n + 1)]
+        wanted += [f"{SLICES_OFFLOADED}:slices={n},offloaded={count}" for count in range(1, n + 1)]
     elif problem.may_offload:
-        wanted += [f"po:slices={n},offloaded={count}" for count in range(1, shape.chunks + 1)]
+        wanted += [
+            f"{GROUPED_OFFLOADED}:slices={n},offloaded={count}"
+            for count in range(1, shape.chunks + 1)
+        ]
     if level is None:
         yield from build_those(problem, wanted)
     else:

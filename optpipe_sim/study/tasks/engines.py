@@ -11,6 +11,7 @@ from typing import Literal
 from ...bounds.bounds import lower_bound
 from ...errors import OptPipeError
 from ...schedule import Schedule
+from ...schedules import ADAOFFLOAD
 from ...schedules.adaoffload.adaoffload import adaoffload
 from ...solvers.anneal.search import search
 from ...solvers.cpsat.engine import solve_cpsat
@@ -33,7 +34,7 @@ def run(
     engine: Literal["adaoffload", "search", "cpsat", "milp", "auto"],
     times: list[float],
     memory_limit: Limit = None,
-    start: Literal["adaoffload", "none"] = "adaoffload",
+    start: Literal["adaoffload", "none"] = ADAOFFLOAD,
     time_limit: Seconds | None = None,
     seed: int = 0,
     solver: str = "highs",
@@ -59,7 +60,7 @@ def run(
     effort = SolveOptions(engine="milp", time_limit=limit, seed=seed, workers=cores, solver=solver)
     closed = lower_bound(profile, microbatches, memory_limit=problem.limits)
     _run(
-        problem, "adaoffload", "none", 0, replace(effort, workers=1, solver="highs")
+        problem, ADAOFFLOAD, "none", 0, replace(effort, workers=1, solver="highs")
     )  # loads the compiled code
     variables, constraints = size_formula(problem)
     common: Row = {
@@ -127,13 +128,13 @@ def _run(
     problem: Problem, engine: str, start: str, bound_ns: int, effort: SolveOptions
 ) -> SolveResult:
     seconds, seed, cores = effort.time_limit, effort.seed, effort.workers or 1
-    if engine in ("adaoffload", "auto"):
+    if engine in (ADAOFFLOAD, "auto"):
         return solve(
             problem.profile, problem.microbatches, problem.limits, engine, seconds, seed=seed,
             workers=cores, warm_start="none" if start == "none" else None, chunks="own",
         )  # fmt: skip
     given: Schedule | None = None
-    if start == "adaoffload":
+    if start == ADAOFFLOAD:
         given = adaoffload(problem.profile, problem.microbatches, problem.limits)
     if engine == "milp":
         return solve_milp(

@@ -9,6 +9,7 @@ from typing import Literal
 from ...errors import InvalidSchedule, OptPipeError
 from ...names import ENTRIES, build, parse_name
 from ...profile import CostProfile as Profile
+from ...schedules import PLAIN
 from ...sim import simulate
 from ...solvers.frontier import frontier
 from ...trace import Trace
@@ -47,7 +48,7 @@ def run(
         settled = replace(
             options, workers=options.workers or cores, chunks=chunks, placement=placement
         )
-        curve = frontier(profile, microbatches, limits, schedules=["1f1b"], **vars(settled))
+        curve = frontier(profile, microbatches, limits, schedules=[PLAIN], **vars(settled))
         for point in curve.points:
             row: Row = {
                 "part": "solved",

@@ -66,6 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Replay many schedules, compare them, and draw the best."""
     from ....frameworks.torch_csv import load_schedule
+    from ....schedules import PLAIN
     from ....study.compare import compare_all
     from ...inputs import is_file, read_profile
     from ...outputs.compare import show_comparison
@@ -104,7 +105,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                 "replayed": result.replayed,
                 "memory_limit_bytes": profile.memory_limit and list(profile.memory_limit),
                 "baseline": {
-                    "schedule": "1f1b",
+                    "schedule": PLAIN,
                     "cost_ns": result.baseline.cost_ns,
                     "fits": result.baseline.fits,
                 },

@@ -44,9 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-limit", type=size, metavar="SIZE", help="per device, as 16MiB; default: none"
     )
-    parser.add_argument(
-        "--schedule", default="adaoffload", metavar="NAME", help="to start with (adaoffload)"
-    )
+    parser.add_argument("--schedule", metavar="NAME", help="to start with (adaoffload)")
     parser.add_argument(
         "--profile", metavar="P.yaml", help="costs to start with; default: measured at the start"
     )
@@ -160,6 +158,7 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
     from ....runtime.train.planner import Online
     from ....runtime.train.task import Slow, TrainTask
     from ....schedule import Schedule
+    from ....schedules import ADAOFFLOAD
 
     model = load_model(arguments.model)
     layers = layer_list(arguments.layers)
@@ -183,8 +182,9 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
     )
     limit = profile.limits(arguments.memory_limit, "--memory-limit")
     profile = replace(profile, memory_limit=limit)
-    schedule = build(arguments.schedule, profile, arguments.microbatches)
-    schedule.meta["name"] = arguments.schedule
+    name = arguments.schedule or ADAOFFLOAD
+    schedule = build(name, profile, arguments.microbatches)
+    schedule.meta["name"] = name
     if schedule.shape.chunks != 1 or schedule.shape.devices != arguments.stages:
         plan = replace(plan, chunks=schedule.shape.chunks, layers=None)
     online = Online(

@@ -135,7 +135,7 @@ def _briefly(
     profile: CostProfile, microbatches: int, limits: tuple[int, ...] | None, options: dict[str, Any]
 ) -> str | None:
     """Return what a short search finds, with its time and its peak; None: nothing."""
-    from ....solvers.race.first import ADAOFFLOAD
+    from ....schedules import ADAOFFLOAD
     from ....solvers.solve import solve
     from ...outputs.verdict import described
 
