@@ -11,6 +11,7 @@ from ..schedules import (
     FITTED,
     GROUPED_OFFLOADED,
     INTERLEAVED,
+    INTERLEAVED_OFFLOADED,
     MEGATRON_OFFLOAD,
     PLAIN,
     REGISTRY,
@@ -27,7 +28,6 @@ _PATTERNS = {name: entry for name, entry in REGISTRY.items() if not (entry.plans
 ONE_CHUNK = those(lambda entry: "one" in entry.runs and not entry.offloads, _PATTERNS)
 LOOP = those(lambda entry: "loop" in entry.runs, _PATTERNS)
 VEE = those(lambda entry: "vee" in entry.runs, _PATTERNS)
-OFFLOADED = "kimi-k2"  # interleaved 1F1B whose activations leave; in groups like it
 RECOMPUTING = those(lambda entry: entry.recomputes)  # for the problem's limit
 FRACTIONS = ("0.25", "0.5", "0.75", "1")  # shares of activations that Megatron-LM's rule offloads
 
@@ -57,7 +57,7 @@ def plain_schedules(problem: Problem, level: str | None = None) -> Iterator[tupl
         if problem.may_pair:
             names = (*names, f"{INTERLEAVED}:pairs=yes")
         if problem.may_offload:
-            names = (*names, OFFLOADED)
+            names = (*names, INTERLEAVED_OFFLOADED)
     elif shape.placement_name == "vee":
         names = VEE
     limit = "" if problem.limits is None else f"limit={size_text(min(problem.limits))}"
@@ -91,7 +91,7 @@ def interleaved_schedules(
     if problem.may_pair:
         names += [f"{name},pairs=yes" for name in interleaved]
     if problem.may_offload:
-        names += [name.replace(INTERLEAVED, OFFLOADED) for name in interleaved]
+        names += [name.replace(INTERLEAVED, INTERLEAVED_OFFLOADED) for name in interleaved]
     if level is None:
         yield from build_those(problem, names)
     else:
