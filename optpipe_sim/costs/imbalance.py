@@ -69,14 +69,14 @@ def as_imbalance(given: Any, experts: int, ep: int) -> Imbalance:
     """Return what is given for a layer of `experts` on `ep` GPUs.
 
     Args:
-        given: an `Imbalance`; a number; two, or a text ``1.1..1.6``, for a range whose middle costs are taken at; ``unknown`` for `UNKNOWN`; or a file
+        given: an `Imbalance`, which is even on one GPU, as that has all experts; a number; two, or a text ``1.1..1.6``, for a range whose middle costs are taken at; ``unknown`` for `UNKNOWN`; or a file
             with the tokens of each expert, a line per layer (or JSON).
 
     Raises:
         OptPipeError: one line with what is wrong and what would be right.
     """
     if isinstance(given, Imbalance):
-        return given
+        return given if ep > 1 else EVEN
     if isinstance(given, str):
         words = given.split("..")
         if given == "unknown":
@@ -101,6 +101,19 @@ def as_imbalance(given: Any, experts: int, ep: int) -> Imbalance:
         )
     low, high = float(values[0]), float(values[-1])
     return Imbalance(low, (low + high) / 2, high)
+
+
+def for_any_ep(given: Any, experts: int) -> Imbalance:
+    """Return what is given for whatever number of GPUs will share a layer's `experts`.
+
+    Raises:
+        OptPipeError: as `as_imbalance`, and for a file, whose loads depend on that number.
+    """
+    if isinstance(given, str) and Path(given).is_file():
+        raise OptPipeError(
+            f"imbalance: {given} says another one for each ep, which is chosen here; give a number, a range or unknown"
+        )
+    return as_imbalance(given, experts, max(1, experts))
 
 
 def _is_number(word: str) -> bool:

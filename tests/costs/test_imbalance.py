@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from optpipe_sim.costs import estimate
+from optpipe_sim.costs.advise.advise import advise
 from optpipe_sim.costs.advise.evaluate import evaluate
 from optpipe_sim.costs.imbalance import UNKNOWN, Imbalance, as_imbalance, over_mean
 from optpipe_sim.costs.layer import layer
@@ -170,3 +171,28 @@ def test_from_the_command_line(command_line) -> None:
     assert "at most 8 times" in wrong.err
     padded = command_line(f"{run} --capacity-factor 1.25 --pad-to-capacity").out
     assert "1.25 times the mean of an expert are computed, padded" in padded
+
+
+def test_advice_chooses_among_splits_of_uneven_experts() -> None:
+    """One GPU has all experts: they are even there; more of them share the imbalance, and take longer for it."""
+    given: dict[str, Any] = {
+        "global_batch": 16, "seq": 4096, "time_limit": 5.0, "pp": 2, "tp": 1, "microbatch": 1,
+        "schedules": "1f1b", "recompute": "full", "memory_limit": "500GiB",
+    }  # fmt: skip
+    times = {
+        (ep, imbalance): advise("qwen3-30b-a3b", "h100-sxm", 8, ep=ep, imbalance=imbalance, **given)
+        for ep in (1, 4)
+        for imbalance in (1.0, 1.5)
+    }
+    even, uneven = (times[4, imbalance].rows[0] for imbalance in (1.0, 1.5))
+    assert uneven.iteration_ns > even.iteration_ns
+    assert uneven.profile.meta["imbalance"]["usual"] == 1.5
+    assert times[1, 1.5].rows[0].iteration_ns == times[1, 1.0].rows[0].iteration_ns
+
+
+def test_advice_takes_no_loads_of_experts(tmp_path: Path) -> None:
+    (tmp_path / "loads").write_text("1 2")
+    with pytest.raises(OptPipeError, match="says another one for each ep"):
+        advise("qwen3-30b-a3b", "h100-sxm", 8, 16, 4096, imbalance=str(tmp_path / "loads"))
+    with pytest.raises(OptPipeError, match="at most 1 times"):
+        advise("llama3-8b", "h100-sxm", 8, 16, 4096, imbalance=1.5)

@@ -182,9 +182,12 @@ def add_imbalance(parser: argparse.ArgumentParser) -> None:
 
 def imbalance_of(arguments: argparse.Namespace, model: Model) -> Imbalance:
     """Return how unevenly experts are loaded."""
-    from ...costs.imbalance import as_imbalance
+    from ...costs.imbalance import as_imbalance, for_any_ep
 
-    given = as_imbalance(arguments.imbalance, model.experts, arguments.ep)
+    if isinstance(arguments.ep, int):
+        given = as_imbalance(arguments.imbalance, model.experts, arguments.ep)
+    else:  # it is chosen
+        given = for_any_ep(arguments.imbalance, model.experts)
     return given.within(arguments.capacity_factor, arguments.pad_to_capacity)
 
 

@@ -11,6 +11,7 @@ from ...execution import Execution, load_execution
 from ...solvers.options import TREATMENTS
 from ...units import Size, as_limit
 from ..calibrate import Calibration
+from ..imbalance import for_any_ep
 from ..machine_files import load_machine
 from ..machines import Machine
 from ..model_files import load_model
@@ -62,6 +63,7 @@ def advise(
     context: str = "ring",
     sequence_parallel: bool = True,
     overlap: Sequence[str] = (),
+    imbalance: Any = 1.0,
 ) -> Advice:
     """Return the best configuration of each of the `top` best splits of a model over GPUs.
 
@@ -83,7 +85,7 @@ def advise(
         pp, tp, cp, dp, ep, zero, microbatch, chunks: what may be chosen, a number or several; see
             `parallelism.Layout` and `estimate`; `etp`, too, which is one size unless given. By default whatever divides; devices share sequences (cp) where each has
             8,192 tokens of one at least.
-        flash, dtype, exchange, context, sequence_parallel, overlap: as for `estimate`.
+        flash, dtype, exchange, context, sequence_parallel, overlap: as for `estimate`. `imbalance`: too, but for a file.
         execution: as for `evaluate`.
         slices, slice_by: slices of each sequence, a number, several, or ``auto``: those with 8,192 tokens per
             device at least; of equal ``length`` or ``time``.
@@ -124,6 +126,7 @@ def advise(
         context=context,
         sequence_parallel=sequence_parallel,
         overlap=tuple(overlap),
+        imbalance=for_any_ep(imbalance, model.experts),
         slices=None if slices == "auto" else as_choices("slices", slices),
         slice_by=slice_by,
         treatments=allowed,

@@ -13,11 +13,13 @@ from ...options.kinds import count, names, real_size, seconds
 from ...options.models import (
     SPLIT,
     add_etp,
+    add_imbalance,
     add_kernels,
     add_machine,
     add_model,
     add_overlap,
     add_slice_by,
+    imbalance_of,
     model_and_machine,
 )
 from ...options.shared import add_family, add_per_stage, add_report, add_seed, add_treatments
@@ -89,6 +91,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_family(parser, "only plans that this framework can run, ending in the options to paste")
     add_kernels(parser)
     add_overlap(parser)
+    add_imbalance(parser)
     parser.add_argument(
         "--memory-limit",
         metavar="SIZE",
@@ -147,6 +150,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             context=arguments.context,
             sequence_parallel=not arguments.no_sequence_parallel,
             overlap=arguments.overlap,
+            imbalance=imbalance_of(arguments, model),
             slice_by=arguments.slice_by,
         )
     if arguments.family:

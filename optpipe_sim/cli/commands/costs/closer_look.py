@@ -46,6 +46,11 @@ def _estimate(arguments: argparse.Namespace, best: Row) -> str:
     words += ["--exchange", arguments.exchange] if arguments.exchange != "plain" else []
     words += ["--context", arguments.context] if arguments.context != "ring" else []
     words += ["--overlap", ",".join(arguments.overlap)] if arguments.overlap else []
+    several = best.choice.ep > 1  # one GPU has all experts
+    words += ["--imbalance", arguments.imbalance] if several and arguments.imbalance != "1" else []
+    if several and arguments.capacity_factor is not None:
+        words += ["--capacity-factor", f"{arguments.capacity_factor:g}"]
+        words += ["--pad-to-capacity"] * arguments.pad_to_capacity
     words += ["--calibrate", arguments.calibrate] if arguments.calibrate else []
     words += ["--offload-to", arguments.offload_to] if arguments.offload_to else []
     return shlex.join(words)
