@@ -67,6 +67,7 @@ class Point:
             "fixed_cost_ns": cost,
             "fixed_iteration_ns": self.fixed_iteration_ns,
             "fixed_untried": self.untried,
+            "fixed_toss_up": False,
             "family": told,
             "family_cost_ns": told_ns,
             "family_iteration_ns": self.family_iteration_ns,
@@ -78,7 +79,17 @@ class Point:
         if self.result is None or self.result.schedule is None:
             return data
         shape = self.result.schedule.shape
-        return data | self.result.measures() | {"chunks": shape.chunks}
+        more = {"chunks": shape.chunks, "fixed_toss_up": self.is_toss_up}
+        return data | self.result.measures() | more
+
+    @property
+    def is_toss_up(self) -> bool:
+        """Whether the best published schedule may in reality be as fast, by the errors of differences under the execution."""
+        trace = None if self.result is None else self.result.trace
+        between = None if trace is None else trace.profile.execution_notes["between"]
+        if trace is None or between is None or self.fixed_iteration_ns is None:
+            return False
+        return bool(abs(self.fixed_iteration_ns / trace.iteration_ns - 1) <= between)
 
 
 @dataclass(frozen=True)

@@ -120,3 +120,15 @@ def test_estimates_take_an_execution(here) -> None:
     factors = [min(1 - common, error[0]), max(1 + common, error[1])]
     wanted = [issued["iteration_ns"] * factor for factor in factors]
     assert issued["iteration_interval_ns"] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_frontier_marks_published_schedules_that_are_a_toss_up(here) -> None:
+    line = "frontier p.yaml -m 8 --limits 1GiB,2GiB --time-limit 3 --no-cache"
+    points = here(f"{line} --json").json["points"]
+    for point in points:
+        ratio = point["fixed_iteration_ns"] / point["iteration_ns"]
+        assert point["fixed_toss_up"] == (abs(ratio - 1) <= IDEAL.between)
+    # another search may find a little more or less
+    ratios = [point["fixed_iteration_ns"] / point["iteration_ns"] for point in points]
+    if any(abs(ratio - 1) < IDEAL.between / 2 for ratio in ratios):
+        assert "≈: in reality a toss-up" in here(line).out

@@ -48,6 +48,14 @@ def show_frontier(
     if beside:
         text = "time: of an iteration; bubble, bound and gap are those of its pipeline"
         out.print(Text(text, "dim"), soft_wrap=True)
+    alike = next((point for point in curve.points if point.is_toss_up), None)
+    if alike is not None and alike.result is not None and alike.result.trace is not None:
+        notes = alike.result.trace.profile.execution_notes
+        text = (
+            f"≈: in reality a toss-up; differences replayed as {notes['name']} were within ±{notes['between']:.1%} of measured ones in four"
+            " cases of five (docs/how-true.md)"
+        )
+        out.print(Text(text, "dim"), soft_wrap=True)
     short = sum(point.untried > 0 for point in curve.points)
     if short:
         text = f"× published: at {counted(short, 'limit')} the time was too short to try them all; raise --time-limit"
@@ -113,10 +121,10 @@ def _cells(point: Point, only: str, family: str) -> dict[str, Text]:
     flush = trace.objective == "flush"
     share = trace.offloaded / (trace.schedule.shape.stages * trace.schedule.shape.units)
 
-    def over(other: tuple[str, int] | None, iteration_ns: int | None) -> Text:
+    def over(other: tuple[str, int] | None, iteration_ns: int | None, mark: str = "") -> Text:
         if other is None or iteration_ns is None:
             return Text("none fits", "dim")
-        return Text(f"{iteration_ns / trace.iteration_ns:.3f} {other[0]}")
+        return Text(f"{iteration_ns / trace.iteration_ns:.3f}{mark} {other[0]}")
 
     optimal = result.status == "optimal"
     return {
@@ -128,6 +136,6 @@ def _cells(point: Point, only: str, family: str) -> dict[str, Text]:
         "bound": Text(format_time(result.lower_bound_ns)),
         "gap": Text(f"optimal{only}", "green") if optimal else Text(f"{result.gap:.2%}"),
         "offloaded": Text(f"{share:.0%}"),
-        HEADS[-1]: over(point.fixed, point.fixed_iteration_ns),
+        HEADS[-1]: over(point.fixed, point.fixed_iteration_ns, "≈" if point.is_toss_up else ""),
         family: over(point.family, point.family_iteration_ns),
     }
