@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from strategies import cases
+from strategies import cases, that_fits
 
 from optpipe_sim import Schedule, build, check, load_profile, simulate
 from optpipe_sim.bounds.bounds import lower_bound
@@ -175,3 +175,17 @@ def test_the_halves_of_a_pair_are_drawn_above_one_another_and_explained_alike() 
     assert reasons.of_start(back) == reasons.of_start(forward)
     assert forward not in [reason.by for reason in reasons.of_start(back)]
     assert sum(trace.busy_ns) < sum((trace.end_ns - trace.start_ns).tolist())
+
+
+@given(case=cases(levels=True, slices=True, differ=True, pairs=True))
+def test_pairs_run_one_op_after_the_other_wherever_they_run_as_one(case) -> None:
+    profile, schedule = case
+    profile, trace = that_fits(profile, schedule)
+    parted = schedule.parted()
+    assert not parted.has_pairs
+    assert parted.flat_programs == schedule.flat_programs
+    assert parted.meta.get("parted", 0) == schedule.paired.sum()
+    after = simulate(parted, profile)  # no deadlock
+    for peak, limit in zip(after.peak_bytes, profile.memory_limit or after.peak_bytes, strict=True):
+        assert peak <= limit
+    assert trace.schedule.shape == after.schedule.shape

@@ -341,6 +341,18 @@ class Schedule:
         }
         return self.replace(**{**rows, **changes})
 
+    def parted(self) -> Schedule:
+        """Return the schedule with the halves of each pair as two ops, the forward first; how many pairs there were is noted in
+        ``meta["parted"]``.
+
+        It runs under every limit under which this one does: each half waits for part of what the pair waits for, and what the two need
+        is what the pair needs less what the forward releases. What pairs hide is lost.
+        """
+        if not self.has_pairs:
+            return self
+        pairs = int(self.paired.sum())
+        return self.replace(paired=np.zeros(len(self), bool), meta={**self.meta, "parted": pairs})
+
     def without_offloads(self, chosen: np.ndarray, **changes: Any) -> Schedule:
         """Return a copy without the O's and R's of the `chosen` (stages, units) activations, in `link_order` too, and with
         further `changes` of `replace`."""

@@ -80,6 +80,7 @@ class Case:
     """What is to be confirmed, and how hard.
 
     Attributes:
+        schedule: the halves of its pairs run one after the other, and are predicted so.
         plan: the model of the stages; ``synthetic`` needs none.
         device: ``cpu`` or ``cuda``, of ``replay`` and ``loop``.
         iterations: of ``synthetic`` (the fastest counts), ``replay`` (medians), and of ``gradient`` where
@@ -102,6 +103,9 @@ class Case:
     seed: int = 0
     cap_limits: tuple[int, ...] | None = None
     kineto: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "schedule", self.schedule.parted())
 
     @cached_property
     def lowered(self) -> Lowered:

@@ -18,7 +18,7 @@ from ...schedule import Schedule
 from ...sim.difference import Difference
 from ...sim.interference import Interference, replay_with_interference
 from ...trace import Trace
-from ...units import format_size, format_time
+from ...units import counted, format_size, format_time
 from .conditions import conditions
 
 # Of the largest entry of a gradient: where kernels and their order are the same it is 0.
@@ -52,6 +52,7 @@ NOT_CONFIRMED = {
 NO_GPU = "GPUs: this ran on the CPU"
 FIRST_GPU = "this mode itself: it was written without a GPU to try it on"
 NO_HOP = "the P2P latency: the profile has none (t_comm is 0)"
+PARTED = "what pairs hide: {} ran as a forward and then a backward, and were predicted so"
 SHARED = "contention on host links that devices share: each rank had them to itself"
 
 
@@ -359,6 +360,9 @@ class Confirmation:
         kinds = self.difference.measured.schedule.table[:, 0]
         if self.mode == "loop" and (kinds == O).any() and len(profile.host_links) < profile.devices:
             found.append(SHARED)
+        pairs = self.difference.measured.schedule.meta.get("parted")
+        if pairs:
+            found.append(PARTED.format(counted(pairs, "pair")))
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class Task:
     """Some iterations of a schedule on p ranks.
 
     Attributes:
+        schedule: the halves of its pairs run one after the other.
         mode: ``synthetic`` (ops sleep as long as the profile says: the time is real) or
             ``gradient`` (real stages: results and memory are real).
         plan: the model of real stages (its own `devices` and `chunks` do not matter here), or
@@ -87,6 +88,7 @@ class Task:
     kineto: str | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "schedule", self.schedule.parted())
         if self.device not in DEVICES:
             raise OptPipeError(f"device: expected {' or '.join(DEVICES)}, got {self.device!r}")
         if self.device == "cuda" and self.mode == "synthetic":

@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import OptPipeError
 from ...ops import O
 from ...profile import CostProfile
-from ...schedule import Schedule, require_no_pairs
+from ...schedule import Schedule
 from ...sim.lower import Lowered, lower
 from ..model.recompute import level_of
 from .program import Program, linear_programs
@@ -29,13 +29,14 @@ class Prepared:
 
 
 def prepare(schedule: Schedule, profile: CostProfile, limit: Any = None) -> Prepared:
-    """Lower and check a schedule for modules of a user's own.
+    """Lower and check a schedule for modules of a user's own. The halves of pairs run one after the other.
 
     Raises:
         OptPipeError: where it is not sound, does not keep the limit, offloads to drives, or recomputes at a
             level that the runtime does not have.
     """
     check_tier(schedule, profile)
+    schedule = schedule.parted()
     for name in schedule.levels.names:
         level_of(name)
     lowered = lower(schedule, profile, limit)
@@ -58,12 +59,11 @@ def check_whole(schedule: Schedule, whose: str) -> None:
 
 
 def check_tier(schedule: Schedule, profile: CostProfile) -> None:
-    """Refuse offloads to drives, as the runtime has host memory only, and pairs, as it runs one op at a time.
+    """Refuse offloads to drives, as the runtime has host memory only.
 
     Raises:
         OptPipeError: says what to do instead.
     """
-    require_no_pairs(schedule, "the runtime")
     drives = profile.offload is not None and profile.offload.nvme is not None
     if drives and any(op.kind is O for program in schedule.flat_programs for op in program):
         raise OptPipeError(

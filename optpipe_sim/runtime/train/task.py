@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class TrainTask:
     """A training run.
 
     Attributes:
-        schedule: to start with. profile: its costs, before any are measured; the bytes stay.
+        schedule: to start with; the halves of its pairs run one after the other. profile: its costs, before any are measured; the bytes stay.
         limit: of memory per device, kept by every schedule.
         folder: for progress reports and the request to stop, as rank 0 sees it.
         online: how to search for better schedules; None: not at all.
@@ -64,6 +64,9 @@ class TrainTask:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "schedule", self.schedule.parted())
+        # nor may the search for better schedules count on what pairs hide
+        object.__setattr__(self, "profile", replace(self.profile, pair_hidden=0))
         check_tier(self.schedule, self.profile)
         check_whole(self.schedule, "training runs")
         if self.steps < 1 or self.every < 1:

@@ -16,7 +16,7 @@ import torch
 from runtime_cases import with_levels, with_offloads
 from slow_stages import MS, OP_NS, Leaking, Paced, as_, paced, with_long_levels
 
-from optpipe_sim import CostProfile, Trace, build
+from optpipe_sim import CostProfile, Trace, build, simulate
 from optpipe_sim.costs import load_model
 from optpipe_sim.costs.models import Model
 from optpipe_sim.errors import OptPipeError, OutOfMemory, RuntimeFault
@@ -102,6 +102,19 @@ def test_synthetic_sleeps_and_confirms_no_memory(case, ranks) -> None:
     assert not found.peaks
     assert found.gradients is None
     assert any("slept" in text for text in found.not_confirmed)
+
+
+def test_pairs_run_as_two_ops_and_nothing_is_said_of_what_they_hide(profile, ranks) -> None:
+    hiding = replace(profile, pair_hidden=profile.stages[0].t_f_ns)
+    schedule = build("1f1b-i:chunks=1,pairs=yes", hiding, 4)
+    case = Case(schedule, hiding, None, PLAN)
+    assert case.lowered.replay().makespan_ns > simulate(schedule, hiding).makespan_ns
+    found = confirm(case, "gradient", ranks)
+    assert found.gradients is not None
+    all_but_tied(found.gradients)
+    assert f"what pairs hide: {int(schedule.paired.sum())} pairs ran as" in " ".join(
+        found.not_confirmed
+    )
 
 
 def test_a_recorded_gradient_run_has_iterations_after_the_first(case, ranks, tmp_path) -> None:

@@ -97,6 +97,20 @@ def test_every_schedule_gives_the_gradients_of_plain_autograd_and_the_peaks_pred
     assert ran == len(REGISTRY)
 
 
+@pytest.mark.parametrize("name", ["1f1b-i:pairs=yes", "dualpipe-v:pairs=yes", "kimi-k2:pairs=yes"])
+def test_the_halves_of_pairs_run_one_after_the_other(name: str):
+    profile = profile_of(4, 2)
+    schedule = build(name, profile, 4)
+    assert schedule.has_pairs
+    modules, plain = own.stages_of(4), own.stages_of(4)
+    inputs, targets = own.batch(4)
+    step = step_of(modules, schedule, profile.for_shape(schedule.shape))
+    assert step(inputs, targets) == own.unpipelined(plain, inputs, targets)
+    assert own.differing(modules, plain) == []
+    assert step.schedule.flat_programs == schedule.flat_programs
+    assert step.schedule.meta["parted"] == schedule.paired.sum()
+
+
 def test_a_solved_schedule_and_some_with_offloads_and_levels():
     profile = profile_of(4, 4)
     most = max(simulate(build("1f1b", profile, 8), profile).peak_bytes)
