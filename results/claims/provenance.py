@@ -26,7 +26,8 @@ def sentence(manifest: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     )
     loads = [row["load"] for row in rows if row.get("load") is not None]
     named = (re.findall(r"\bseed=(\d+)", str(row.get("schedule"))) for row in rows)
-    seeds = sorted({*manifest["seed"], *(int(seed) for found in named for seed in found)})
+    own = (row["seed"] for row in rows if row.get("seed") is not None)
+    seeds = sorted({*manifest["seed"], *own, *(int(seed) for found in named for seed in found)})
     machine = manifest["machine"]
     reused = (
         f", {manifest['reused']} of {manifest['points']} points from an earlier run"

@@ -7,6 +7,7 @@ import json
 import lzma
 import shutil
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,10 @@ def test_records_say_where_they_come_from() -> None:
             assert len(record.date) == 10, one.name
 
 
-def test_the_library_is_small() -> None:
+def test_the_library_is_wide_and_small() -> None:
+    assert len({one.profile_name for one in EVERY}) >= 150
+    assert {one.devices for one in EVERY} >= {4, 8, 16, 32, 64, 128}
+    assert len({one.model for one in EVERY}) >= 25
     assert sum(path.stat().st_size for path in LIBRARY.rglob("*")) < 10 * 2**20
 
 
@@ -220,9 +224,14 @@ def test_the_checker_rejects_files_that_are_cut_off(copied, keep: int) -> None:
 # -- bounds ---------------------------------------------------------------------------------------
 
 
+@cache
+def _read(path: Path) -> dict:
+    return yaml.safe_load(path.read_text())
+
+
 def raw(one: Instance) -> dict:
     """The profile as it is written."""
-    return yaml.safe_load((one.folder / PROFILE).read_text())
+    return _read(one.folder / PROFILE)
 
 
 def stages_of(data: dict) -> list[dict]:
@@ -305,7 +314,7 @@ def test_bounds_of_work_are_confirmed_from_the_files_alone() -> None:
         for one in EVERY
         if one.bound.how == "work" and "slices" not in raw(one) and raw(one)["links"] == "latency"
     ]
-    assert len(found) >= 4
+    assert len(found) >= 50
     for one in found:
         data = raw(one)
         assert "t_overhead_ns" not in data, one.name
