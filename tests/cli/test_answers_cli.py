@@ -13,6 +13,7 @@ from optpipe_sim.cli.commands.replay.export import FORMATS, LEAVES_OUT
 from optpipe_sim.cli.commands.replay.export_plan import FORMATS as PLANS
 from optpipe_sim.frameworks.losses import CANNOT_SAY
 from optpipe_sim.ops import parse_op
+from optpipe_sim.units import format_size, format_time
 
 
 def test_check(cli) -> None:
@@ -210,3 +211,18 @@ def test_the_first_lines_of_solve_and_advise_are_their_answers(cli) -> None:
     line = "advise --model qwen3-0.6b --machine h100 --gpus 2 --global-batch 4 --seq 2048"
     first = cli(f"{line} --pp 2 --schedules 1f1b --time-limit 1").out.splitlines()[0]
     assert "per iteration with pp 2 tp 1 dp 1, 1f1b: " in first
+
+
+def test_the_first_lines_of_what_measures_reads_and_writes_are_their_answers(cli) -> None:
+    """A table is an answer; a line that says what was asked is none."""
+    estimated = cli("estimate --model llama3-8b --machine h100 --devices 4 --save e.yaml").out
+    profile = load_profile("e.yaml")
+    slowest = max(profile.stages, key=lambda cost: cost.t_f_ns + cost.fused_ns)
+    first = estimated.splitlines()[0]
+    assert first.startswith(f"F {format_time(slowest.t_f_ns)}, B {format_time(slowest.t_b_ns)}, W ")
+    assert f"{format_size(max(profile.static_bytes))} of " in first
+    Path("m.yaml").write_text("{layers: 4, hidden: 64, heads: 4, vocab: 1000, ffn: 128}")
+    made = cli("profile --model m.yaml --device fake --stages 2").out.splitlines()[0]
+    assert " per microbatch on stage " in made
+    told = cli("export 1f1b e.yaml -m 8 --format megatron").out.splitlines()[0]
+    assert told.startswith("--bf16 --micro-batch-size 1 ")

@@ -80,6 +80,11 @@ def test_an_estimated_profile_says_the_whole_line() -> None:
     bare = replace(profile, meta={**profile.meta, "model": {"kind": "experts"}})
     plan, notes = plan_of(Choice(1), bare, 8)
     assert "hidden-size" not in plan.options()
+    told = {"work": {**profile.meta["work"], "seq": None}, "machine": None}
+    assert (
+        "hidden-size"
+        not in plan_of(Choice(1), replace(profile, meta={**profile.meta, **told}), 8)[0].options()
+    )
     assert any("not in the profile" in note for note in notes)
 
 

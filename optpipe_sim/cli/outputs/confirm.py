@@ -41,6 +41,10 @@ def show_confirmation(
     files: dict[str, str],
 ) -> None:
     """Print the whole confirmation."""
+    if found.holds:
+        out.print(Text("✓ the prediction holds", "green"))
+    for problem in found.problems:
+        out.print(Text(f"✗ {problem}", "red"), soft_wrap=True)
     machine, m = found.machine, found.difference.measured.schedule.shape.microbatches
     out.print(Text(arguments.schedule, "bold"), "on", headline(profile, m))
     load = "" if machine["load"] is None else f", load {machine['load']:g}"
@@ -63,10 +67,6 @@ def show_confirmation(
     for text in found.not_confirmed:
         out.hint(Text(f"  - {text}"), soft_wrap=True)
     out.hint()
-    if found.holds:
-        out.print(Text("✓ the prediction holds", "green"))
-    for problem in found.problems:
-        out.print(Text(f"✗ {problem}", "red"), soft_wrap=True)
     written(out, files)
     _hints(out, found)
 

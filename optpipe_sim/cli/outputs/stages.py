@@ -9,6 +9,21 @@ from ...units import counted, format_size, format_time
 from .show import Out, plain_table
 
 
+def answer_text(profile: CostProfile) -> str:
+    """Return the answer of what measures or estimates a profile: a microbatch on the slowest stage, and what the fullest
+    device holds before any activation."""
+    stages = profile.stages
+    slowest = max(range(len(stages)), key=lambda at: stages[at].t_f_ns + stages[at].fused_ns)
+    cost = stages[slowest]
+    backward = f"B {format_time(cost.t_b_ns)}, W {format_time(cost.t_w_ns)}"
+    limit = min(profile.memory_limit) if profile.memory_limit else None
+    of = "" if limit is None else f" of {format_size(limit)}"
+    return (
+        f"F {format_time(cost.t_f_ns)}, {backward} per microbatch on stage {slowest}, the slowest of {len(stages)};"
+        f" {format_size(max(profile.static_bytes))}{of} before activations on the fullest device"
+    )
+
+
 def show_stages(
     out: Out,
     profile: CostProfile,

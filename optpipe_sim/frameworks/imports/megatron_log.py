@@ -91,7 +91,7 @@ def read_log(path: Path, name: str = "megatron-log") -> LogProfile:
     if missing:
         raise OptPipeError(
             f"{path}: no timer {missing[0]}; a run logs it with --timing-log-level 2 (and, for each"
-            " rank, --timing-log-option all)"
+            " rank, --timing-log-option all); evaluate --log reads logs without timers"
         )
     _check(log, path)
     p = log.number("pipeline_model_parallel_size", 1)

@@ -22,7 +22,7 @@ from ...schedules import INTERLEAVED, MEGATRON_OFFLOAD, PLAIN, build, parse_name
 from ...schedules.recompute import first_layers
 from ..nearest import Nearest, compare, replay_unlimited
 from ..parts import Part, parts_of
-from .model import model_in, model_options, unsaid
+from .model import model_in, model_options, sequence_in, unsaid
 from .options import OVERLAP, RECOMPUTED, Offloading, Plan, Recompute
 
 FRACTIONS = (Fraction(1), Fraction(3, 4), Fraction(1, 2), Fraction(1, 4))
@@ -198,7 +198,7 @@ def plan_of(
         )
     if (zero := profile.meta.get("parallel", {}).get("zero", 0)) > 1:
         notes.append(f"ZeRO {zero} is an option of its Megatron-FSDP, which is not among these")
-    model, machine = model_in(profile), profile.meta.get("machine", {})
+    model, machine = model_in(profile), dict(profile.meta.get("machine") or {})
     plan = Plan(
         costs.devices,
         microbatches,
@@ -207,7 +207,7 @@ def plan_of(
         recompute,
         offloading,
         tuple(_sizes(profile, microbatches)),
-        tuple(model_options(model, profile.meta["work"]["seq"])) if model else (),
+        tuple(model_options(model, sequence_in(profile))) if model else (),
         str(machine.get("name", "")).startswith(OLD_LINKS),
     )
     return plan, (*notes, *plan.notes(), *(unsaid(model) if model else [NO_MODEL]))

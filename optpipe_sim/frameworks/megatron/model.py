@@ -15,14 +15,22 @@ YOURS = (
 
 
 def model_in(profile: CostProfile) -> Model | None:
-    """Return the model of an estimated profile; None where the profile does not have its shape.
+    """Return the model of an estimated profile; None where the profile does not have its shape and its sequences.
 
     Raises:
         ModelError: for a shape that was changed in the file and cannot be.
     """
     said = profile.meta.get("model")
     shape = said.get("shape") if isinstance(said, dict) else None
-    return made_of(dict(shape)) if isinstance(shape, dict) else None
+    known = isinstance(shape, dict) and sequence_in(profile) > 0
+    return made_of(dict(shape or {})) if known else None
+
+
+def sequence_in(profile: CostProfile) -> int:
+    """Return the tokens of a sequence of an estimated profile; 0 where it does not say them."""
+    work = profile.meta.get("work")
+    seq = work.get("seq") if isinstance(work, dict) else None
+    return seq if isinstance(seq, int) and not isinstance(seq, bool) else 0
 
 
 def model_options(model: Model, seq: int) -> Iterator[tuple[str, Any]]:

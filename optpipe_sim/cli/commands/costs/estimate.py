@@ -251,7 +251,7 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
     from ....trace.wear import most_written
     from ....units import counted, format_size, format_time
     from ...outputs.show import warn
-    from ...outputs.stages import most_chunks_text, show_levels, show_stages
+    from ...outputs.stages import answer_text, most_chunks_text, show_levels, show_stages
 
     def times(stage: int) -> list[str]:
         cost = profile.stages[stage]
@@ -264,6 +264,8 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
     refusal = _refusal(profile)
     if refusal:
         out.print(Text(refusal, "bold red"), soft_wrap=True)
+    else:
+        out.print(answer_text(profile), soft_wrap=True)
     out.print(
         Text(model.name, "bold"),
         f"{total / 1e9:.4g}B parameters{used} on {meta['machine']['title']}",

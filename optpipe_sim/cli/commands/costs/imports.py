@@ -119,9 +119,9 @@ def _log(arguments: argparse.Namespace, out: Out) -> _Read:
     answer = found.to_json()
     chunks = f" of {profile.chunks} chunks" if profile.chunks > 1 else ""
     batch = f"{counted(found.microbatches, 'microbatch', 'microbatches')} of a global batch of {found.batch}"
-    line(out, profile.name, f"{counted(profile.devices, 'rank')}{chunks}, {batch}")
     taken = "not logged" if found.iteration_ns is None else format_time(found.iteration_ns)
     line(out, "time per iteration", f"{taken}, measured" if found.iteration_ns else taken)
+    line(out, profile.name, f"{counted(profile.devices, 'rank')}{chunks}, {batch}")
     if found.replay_ns is not None:
         off = answer["replay_off"]
         beside = "" if off is None else f" ({off:+.1%} of the measured iteration)"
@@ -171,8 +171,8 @@ def _show(out: Out, found: Measured, answer: dict[str, Any]) -> None:
     from ...outputs.show import line
 
     shape = found.trace.schedule.shape
-    line(out, "run", f"{shape.devices} ranks, {shape.chunks} chunks, m = {shape.microbatches}")
     line(out, "pipeline time", f"{format_time(answer['makespan_ns'])}, measured")
+    line(out, "run", f"{shape.devices} ranks, {shape.chunks} chunks, m = {shape.microbatches}")
     line(
         out,
         "replay",
@@ -215,16 +215,10 @@ def _vpp(arguments: argparse.Namespace, out: Out) -> _Read:
     files = _save_profile(arguments, profile)
     chunks = f" of {profile.chunks} chunks" if profile.chunks > 1 else ""
     ranks = counted(profile.devices, "rank")
-    line(
-        out,
-        profile.name,
-        f"{ranks}{chunks}, {counted(answer['microbatches'], 'microbatch', 'microbatches')}",
-    )
-    line(
-        out,
-        "pipeline time",
-        f"{format_time(found.trace.makespan_ns)}, replayed in the folder's order",
-    )
+    time = f"{format_time(found.trace.makespan_ns)}, replayed in the folder's order"
+    line(out, "pipeline time", time)
+    batch = counted(answer["microbatches"], "microbatch", "microbatches")
+    line(out, profile.name, f"{ranks}{chunks}, {batch}")
     line(out, "F of a stage", _from_to(answer["t_f_ns"], format_time))
     line(out, "BW of a stage", _from_to(answer["t_bw_ns"], format_time))
     line(out, "weights, gradients", _from_to(profile.static_bytes, format_size))

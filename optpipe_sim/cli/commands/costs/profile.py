@@ -170,7 +170,7 @@ def _show(out: Out, profile: CostProfile, name: str, fake: bool, files: dict[str
 
     from ....units import format_size, format_time
     from ...outputs.show import written
-    from ...outputs.stages import most_chunks_text, show_levels, show_stages
+    from ...outputs.stages import answer_text, most_chunks_text, show_levels, show_stages
 
     meta = profile.meta
     facts = meta["stages"]
@@ -183,6 +183,7 @@ def _show(out: Out, profile: CostProfile, name: str, fake: bool, files: dict[str
 
     work, device = meta["work"], meta["device"]
     where = "fake tensors" if fake else device["name"]
+    out.print(answer_text(profile), soft_wrap=True)
     out.print(
         Text(name, "bold"),
         f"on {where}: pipeline of {profile.devices} devices, {profile.chunks} chunks each;"

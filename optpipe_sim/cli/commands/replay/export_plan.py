@@ -86,6 +86,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             "files": [arguments.out, *paths],
         }
     )
+    if "command" in data:  # the answer, to paste
+        out.print(data["command"], soft_wrap=True)
     if found.lost:
         line(out, "runs", found.cost())
         for step in found.lost:
@@ -93,8 +95,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             line(out, "lost", f"{step.thing}: {slower} without")
     for note in found.notes:
         line(out, "note", note)
-    if "command" in data:
-        out.print(data["command"], soft_wrap=True)
     written(out, {arguments.out: f"the plan for {NAMES[arguments.format]}", **paths})
     return DONE
 

@@ -276,9 +276,17 @@ def _write(
 def _show(out: Out, task: TrainTask, answer: dict[str, Any], files: dict[str, str]) -> None:
     from rich.text import Text
 
+    from ....units import counted, format_time
     from ...outputs.show import hint, plain_table, written
     from ...outputs.train import HEADS, phase_cells, sentences
 
+    last = answer["phases"][-1] if answer["phases"] else None
+    if last is not None:
+        time = "not measured" if last["makespan_ns"] is None else format_time(last["makespan_ns"])
+        runs = counted(len(answer["switches"]), "switch", "switches")
+        out.print(
+            f"{time} per iteration with {last['schedule']} at the end, after {runs}", soft_wrap=True
+        )
     out.print(Text(task.plan.model.name, "bold"), f"on {task.plan.devices} ranks of this CPU")
     out.print()
     table = plain_table(*HEADS, left=["schedule"])
