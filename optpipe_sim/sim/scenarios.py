@@ -112,13 +112,16 @@ def scenario_bounds(
 
     The bound `bounds.bounds.naive`, sample by sample: a device does all its work, with
     each backward as the cheaper of B + W and BW, and starts (for ``flush``) no earlier than the
-    fastest microbatch reaches its first stage. The rounding error, a ns per op, is subtracted.
+    fastest microbatch reaches its first stage. A backward in a pair, which scatters as its forward does, takes at least its time less what the
+    pair hides, times the least factor of any forward of its device. The rounding error, a ns per op, is subtracted.
     """
     size = len(scenarios)
     place = np.array(profile.placement)
     durations = scenarios.own.astype(np.float64) * profile.durations_ns[None, :, :, None]
     durations *= scenarios.drift[:, place][:, None, :, None]
     back = np.minimum(durations[:, B] + durations[:, W], durations[:, BW])
+    if np.any(profile.pair_hidden):
+        back = np.minimum(back, _in_pairs(profile, scenarios, durations))
     work = (durations[:, F] + back).sum(2)
     across = np.concatenate(([0], place[1:] != place[:-1])) * profile.t_comm_ns
     come = np.cumsum(across)[None, :, None] * scenarios.comm[:, None, None]
@@ -130,3 +133,17 @@ def scenario_bounds(
         bounds = np.maximum(bounds, first[:, mine[0]] + work[:, mine].sum(1))
     least: np.ndarray = np.maximum(0, np.floor(bounds) - durations[0].size).astype(np.int64)
     return least
+
+
+def _in_pairs(profile: CostProfile, scenarios: Scenarios, durations: np.ndarray) -> np.ndarray:
+    """Return what each backward adds at least to a forward that it is one op with, W included, (samples, stages, microbatches) ns."""
+    place = np.array(profile.placement)
+    together = place[:, None] == place
+    hidden = np.where(together, profile.hidden_ns(*np.indices(together.shape)), 0).max(axis=0)
+    factor = scenarios.own[:, F].min(axis=2)  # by stage; of a device the least
+    least = np.where(together, factor[:, None, :], np.inf).min(axis=2)
+    least = least * scenarios.drift[:, place]
+    rest = np.maximum(0, profile.durations_ns[[B, BW]] - hidden)[None] * least[:, None]
+    split, whole = rest[:, 0, :, None] + durations[:, W], rest[:, 1, :, None]
+    found: np.ndarray = np.minimum(split, whole)
+    return found

@@ -57,7 +57,7 @@ def test_a_sample_is_the_replay_with_its_durations(case, seed) -> None:
             assert costs[sample] == trace.cost_ns
 
 
-@given(cases(), st.integers(0, 99))
+@given(cases(levels=True, pairs=True), st.integers(0, 99))
 def test_no_schedule_beats_the_bound_of_a_sample(case, seed) -> None:
     profile, schedule = case
     profile = replace(profile, memory_limit=None)
@@ -65,6 +65,19 @@ def test_no_schedule_beats_the_bound_of_a_sample(case, seed) -> None:
     for objective in ("flush", "span"):
         bounds = scenario_bounds(profile, drawn, objective)
         assert (bounds <= replay_scenarios(lower(schedule, profile), drawn, objective)).all()
+
+
+@pytest.mark.parametrize("hidden", [0, 30, 80, 1000])
+def test_pairs_take_less_than_the_work_of_a_device_but_not_than_its_bound(hidden: int) -> None:
+    profile = replace(mixed(4), pair_hidden=1000 * hidden, memory_limit=None)
+    schedule = build("1f1b-i:chunks=1,pairs=yes", profile, 12)
+    assert schedule.has_pairs
+    drawn = draw_scenarios(profile, 12, ALL, 200)
+    costs = replay_scenarios(lower(schedule, profile), drawn)
+    bounds = scenario_bounds(profile, drawn)
+    assert (bounds <= costs).all()
+    one_by_one = scenario_bounds(replace(profile, pair_hidden=0), drawn)
+    assert (bounds < one_by_one).any() is np.bool_(hidden > 0)
 
 
 def test_the_bound_of_a_sample_is_near_where_memory_is_ample() -> None:
