@@ -185,7 +185,8 @@ def _told(found: Advice, row: Row, other: Found, layers: Sequence[int]) -> Row:
     profile = profile_of(found.question, choice, levels=True, items=True, layers=layers)
     schedule = other.choice.build(profile, choice.microbatches)
     trace = simulate(schedule, profile)
-    bound = iteration_ns(profile, lower_bound(profile, choice.microbatches).ns)
+    least = lower_bound(profile, choice.microbatches, pairs=bool(profile.pair_hidden))
+    bound = iteration_ns(profile, least.ns)
     return replace(
         row, choice=choice, schedule=other.choice.name, profile=profile, trace=trace, bound_ns=bound
     )
