@@ -289,6 +289,9 @@ def test_from_the_command_line(command_line) -> None:
     )
     assert refused.code == 2
     assert "several chunks per device" in refused.err
+    refused = command_line(f"estimate {model} --devices 4 --dp 8 --chart q.png")
+    assert refused.code == 2
+    assert "--chart: draws a pair on its two streams; give --pairs" in refused.err
 
 
 # -- the host -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ....errors import OptPipeError
 from ...options.models import (
     SPLIT,
     add_etp,
@@ -195,7 +196,6 @@ def _differing(
 ) -> CostProfile:
     """Return the profile with microbatches of the lengths in the file."""
     from ....costs.lengths import length_factors, read_lengths
-    from ....errors import OptPipeError
 
     if arguments.slices > 1:
         raise OptPipeError("--lengths: of whole sequences; leave out --slices")
