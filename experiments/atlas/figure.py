@@ -33,8 +33,8 @@ def draw(rows: Sequence[Row]) -> Figure:
         right = figure.add_axes((0.655, 0.13, 0.33, 0.72))
         _over_memory(left, known)
         _within(right, known)
-        right.legend(
-            *left.get_legend_handles_labels(), loc="lower right", title="activations may be (area: devices)",
+        left.legend(
+            loc="upper right", bbox_to_anchor=(1, 0.97), title="activations may be (area: devices)",
             title_fontsize=7.5, handletextpad=0.3, borderpad=0.2,
         )  # fmt: skip
         none = len(rows) - len(known)

@@ -34,6 +34,7 @@ PAGES = (
     "docs/hardware.md",
     "docs/bounds.md",
     "docs/how-much-is-left.md",
+    "docs/atlas.md",
 )
 
 # Names that contain digits.
