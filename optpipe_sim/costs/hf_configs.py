@@ -69,9 +69,9 @@ _TYPES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"qk_norm": True},
     "qwen3_vl_moe_text": {"qk_norm": True},
     "gpt_oss": {"qkv_bias": True},
-    "gemma": {"tied": True},
-    "gemma2": {"tied": True},
-    "gemma3_text": {"qk_norm": True, "tied": True},
+    "gemma": {"tied": True, "activation": "gelu"},
+    "gemma2": {"tied": True, "activation": "gelu"},
+    "gemma3_text": {"qk_norm": True, "tied": True, "activation": "gelu"},
     "deepseek_v2": {},
     "deepseek_v3": {},
     "kimi_k2": {},
@@ -316,6 +316,9 @@ def _text_model(data: Mapping[str, Any], name: str, nested: bool) -> Model:
     base = _rotary_base(data)
     if base:
         made["rotary_base"] = base
+    activation = data.get("hidden_activation") or data.get("hidden_act")
+    if isinstance(activation, str) and is_plain(activation):
+        made["activation"] = activation
     taken = [f"{key} {defaults[key]}" for key in names if key in defaults]
     if taken:
         made["source"] = f"defaults of {kind}, as the config does not say: {', '.join(taken)}"

@@ -19,6 +19,8 @@ _ARGUMENT = re.compile(r"(?:^|[\s:\]])([a-z]\w+) (\.{2,}) (\[.*\]|\(.*\)|\S+)\s*
 _WIDTHS = (48, 32)  # of a name and its dots: a line that lost its beginning has another
 _PADDED = re.compile(r"> padded vocab \(size: (\d+)\)")
 
+QUICK = "quick_gelu"  # the activation of --quick-geglu
+
 # of a model, by its field; where the argument is absent or None the field keeps its default
 _NUMBERS = {
     "layers": "num_layers",
@@ -119,6 +121,8 @@ def model_of(arguments: Mapping[str, str], name: str) -> Model:
         made["kv_heads"] = _number(arguments, "num_query_groups")
     gated = _is(arguments, "swiglu") or _is(arguments, "quick_geglu")
     made["style"] = "llama" if gated else "gpt"
+    if _is(arguments, "quick_geglu"):
+        made["activation"] = QUICK
     if arguments.get("position_embedding_type", "learned_absolute") == "learned_absolute":
         made["positions"] = made.get("context", 0)
         made.pop("rotary_base", None)

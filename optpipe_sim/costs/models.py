@@ -46,6 +46,7 @@ class Model:
         positions: rows of the learned position table (gpt).
         context: tokens of the longest sequence that the model is made for; 0: unknown.
         rotary_base: of the rotary positions, which no cost depends on; 0: unknown.
+        activation: of a gated MLP, which no cost depends on: silu, gelu, ...
         published_parameters, published_active: as its authors state; 0: not stated.
         source: the source of the shape.
         left_out: what of the model changes costs and is not in its shape, in sentences joined by "; "; estimates
@@ -70,6 +71,7 @@ class Model:
     positions: int = 0
     context: int = 0
     rotary_base: int = 0
+    activation: str = "silu"
     experts: int = 0
     experts_per_token: int = 0
     expert_ffn: int = 0

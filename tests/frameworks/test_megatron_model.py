@@ -43,6 +43,7 @@ def test_options_of_a_model_read_back_as_the_same_model(name: str) -> None:
         published_active=0.0,
         context=read.context,
         rotary_base=read.rotary_base,
+        activation=read.activation,
         qk_norm=model.qk_norm or model.qk_norm_whole or model.latent,
         qk_norm_whole=False,
         qkv_bias=model.qkv_bias and model.gated,
@@ -129,6 +130,12 @@ def test_what_options_cannot_say() -> None:
                          "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 128,
                          "num_attention_heads": 4, "vocab_size": 512, "num_labels": 1})  # fmt: skip
     assert "not one per sequence" in next(unsaid(reward))
+    (gemma,) = (note for note in unsaid(load_model("gemma3-12b")) if "MLP" in note)
+    assert "has gelu, and the options have SiLU and quick GeLU alone" in gemma
+    quick = replace(load_model("llama3-8b"), activation="quick_gelu")
+    assert "--quick-geglu" in line_of(quick)
+    assert "--swiglu" not in line_of(quick)
+    assert len(list(unsaid(quick))) == 1
     whole = replace(load_model("llama3-8b"), qk_norm_whole=True)
     assert "head by head" in next(unsaid(whole))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ...costs.megatron_arguments import QUICK
 from ...costs.models import Model, made_of
 from ...profile import CostProfile
 
@@ -54,7 +55,7 @@ def model_options(model: Model, seq: int) -> Iterator[tuple[str, Any]]:
         if model.rotary_base:
             yield "rotary-base", model.rotary_base
     if model.gated:
-        yield "swiglu", True
+        yield ("quick-geglu" if model.activation == QUICK else "swiglu"), True
         yield "normalization", "RMSNorm"
         yield "disable-bias-linear", True
         yield "hidden-dropout", 0.0
@@ -122,6 +123,10 @@ def unsaid(model: Model) -> Iterator[str]:
         )
     if model.qk_norm_whole:
         yield "--qk-layernorm normalizes queries and keys head by head, this model all heads together"
+    if model.gated and model.activation not in ("silu", "swish", QUICK):
+        yield (
+            f"its gated MLP has {model.activation}, and the options have SiLU and quick GeLU alone: --swiglu costs the same"
+        )
     if model.gated and model.positions:
         yield "learned positions are taken with the rest of a LLaMA-style model; compare the result with yours"
     yield YOURS + (", how the router scores and balances" if model.experts else "")

@@ -142,6 +142,7 @@ def _add_model(found: argparse.ArgumentParser) -> None:
     for name in (
         "group-query-attention",
         "swiglu",
+        "quick-geglu",
         "add-qkv-bias",
         "qk-layernorm",
         "untie-embeddings-and-output-weights",
