@@ -64,6 +64,7 @@ WRITTEN: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         {"margin": Margins(copies=0.1, memory=0.03)},
     ),
     "per_stage": ("--per-stage", "per_stage=yes", "per_stage: true", {"per_stage": True}),
+    "pairs": ("--pairs no", "pairs=no", "pairs: false", {"pairs": False}),
     "slices": ("--slices 2", "slices=2", "slices: 2", {"slices": 2}),
     "chunks": ("--chunks 3", "chunks=3", "chunks: 3", {"chunks": 3}),
     "placement": ("--placement vee", "placement=vee", "placement: vee", {"placement": "vee"}),
