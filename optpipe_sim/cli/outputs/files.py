@@ -54,7 +54,7 @@ OUTPUTS = (
     "script",
 )
 STEMS = {"write": (".csv", ".md", ".png")}  # options that name several files at once
-FOLDERS = ("checkpoint", "kineto", "results", "to", "scripts")
+FOLDERS = ("checkpoint", "kineto", "library", "results", "scripts", "to")
 PICTURE_ENDINGS = (".png", ".svg", ".pdf")
 PAGE_ENDINGS = (".html", ".htm")
 
