@@ -105,7 +105,8 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
         # a key given twice in JSON, a number of 5000 digits, endless nesting
         raise OptPipeError(f"{path}: cannot be parsed: {_cause(error)}") from None
     if not isinstance(data, dict):
-        raise OptPipeError(f"{path}: holds {type(data).__name__}, expected a mapping of keys")
+        what = "is empty" if data is None else f"holds {type(data).__name__}"
+        raise OptPipeError(f"{path}: {what}, expected a mapping of keys")
     return data
 
 

@@ -27,6 +27,14 @@ _STAGE_TIMES = ("t_f", "t_b", "t_w", "t_bw")
 _STAGE_BYTES = ("act", "w", "offload", "static", "kv")
 
 
+# what is given for a profile by mistake, by a key that it has
+_OTHERS = {
+    "programs": "a schedule, not a profile: are the two arguments swapped?",
+    "model_type": "a config of Hugging Face, not a profile; estimate --model makes one of it",
+    "options": "a plan that was exported, not a profile; give the profile that it was exported with",
+}
+
+
 def load_profile(source: str | os.PathLike[str] | Mapping[str, Any]) -> CostProfile:
     """Read a profile from a YAML or JSON file, or from a mapping of the same form.
 
@@ -39,6 +47,9 @@ def load_profile(source: str | os.PathLike[str] | Mapping[str, Any]) -> CostProf
     if not isinstance(source, str | os.PathLike):
         raise ProfileError(f"profile: expected a path or a mapping, got a {type(source).__name__}")
     data = read_mapping(source)
+    for key, what in _OTHERS.items():
+        if key in data and "devices" not in data:
+            raise ProfileError(f"{source}: is {what}")
     stem = os.path.splitext(os.path.basename(source))[0]
     data.setdefault("name", stem if is_plain(stem) else "profile")
     try:
@@ -276,11 +287,7 @@ def _check_backward(reader: Reader, values: dict[str, int | None]) -> bool:
         values |= {"t_b_ns": values["t_bw_ns"], "t_w_ns": 0, "t_bw_ns": None}
         return False
     if missing:
-        options = ", ".join(missing[0] + unit for unit in TIME_UNITS)
-        raise reader.fail(
-            f"{missing[0]}_ms",
-            f"missing (one of {options}); or give t_bw_ms alone, the backward as one",
-        )
+        raise reader.missing(missing[0], TIME_UNITS, "; or give t_bw_ms alone, the backward as one")
     return True
 
 

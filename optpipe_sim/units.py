@@ -342,14 +342,21 @@ class Reader:
         likely = f"; did you mean {stem}{best}?" if number * units[best] <= most else ""
         raise self.fail(key, f"{value} is {written}, more than any {what}{likely}")
 
+    def missing(self, stem: str, units: Mapping[str, int], more: str = "") -> ProfileError:
+        """Return the error of a key that is not there in any unit; it names a key that was probably meant for it."""
+        options = ", ".join(stem + unit for unit in units)
+        meant = [key for key in self.left if str(key) == stem or str(key).startswith(f"{stem}_")]
+        if meant:
+            return self.fail(meant[0], f"unknown key; write one of {options}")
+        return self.fail(stem + list(units)[1], f"missing (one of {options}){more}")
+
     def amount(
         self, stem: str, units: Mapping[str, int], positive: bool = False, needed: bool = False
     ) -> int | None:
         found = self.quantity(stem, units)
         if found is None:
             if needed:
-                options = ", ".join(stem + unit for unit in units)
-                raise self.fail(stem + list(units)[1], f"missing (one of {options})")
+                raise self.missing(stem, units)
             return None
         key, value, factor = found
         return self.whole(key, value, factor, positive)

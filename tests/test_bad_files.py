@@ -123,7 +123,7 @@ def test_bad_profiles_are_refused_by_name(
         ("e.yaml", "stages: {t_f_ms: 1, t_f_ms: 2}\n", "key 't_f_ms' is given twice at line 1"),
         ("f.yaml", "devices: [1\n", "not valid YAML"),
         ("g.yaml", "- 1\n- 2\n", "holds list, expected a mapping of keys"),
-        ("h.yaml", "", "holds NoneType, expected a mapping of keys"),
+        ("h.yaml", "", "is empty, expected a mapping of keys"),
         ("i.json", "[]", "holds list, expected a mapping of keys"),
         ("j.yaml", "? [1, 2]\n: 3\n", "not valid YAML"),
         ("k.json", '{"devices": 2, "devices": 3}', "key 'devices' is given twice"),

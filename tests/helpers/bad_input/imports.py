@@ -120,4 +120,19 @@ def imports() -> list[Row]:
         Row("simulate p.yaml --schedule x.yaml -m 5", "-m 5: x.yaml is for 4 microbatches", {"x.yaml": "format: megatron\ntold: 1f1b\nmicrobatches: 4\n"}),
         Row("export x.yaml --format torch-csv", "needed to build '1f1b' of x.yaml", {"x.yaml": "format: megatron\ntold: 1f1b\nmicrobatches: 4\n"}),
     ]  # fmt: skip
-    return rows
+    stage = "devices: 2\nstages: {t_f_ms: 1, t_b_ms: 1, t_w_ms: 1, act_mib: 1}\n"
+    rows += [
+        Row("simulate x.yaml --schedule 1f1b -m 4", says, {"x.yaml": text})
+        for says, text in (
+            ("stages.t_f: unknown key; write one of t_f_s, t_f_ms", stage.replace("t_f_ms", "t_f")),
+            ("stages.act_gb: unknown key; write one of act_bytes", stage.replace("act_mib", "act_gb")),
+            ("stages.t_w_sec: unknown key; write one of t_w_s,", stage.replace("t_w_ms", "t_w_sec")),
+            ("x.yaml: is empty, expected a mapping of keys", ""),
+            ("x.yaml: is a config of Hugging Face, not a profile", "model_type: llama\n"),
+            ("x.yaml: is a plan that was exported, not a profile", "format: megatron\noptions: {}\n"),
+        )
+    ]  # fmt: skip
+    return [
+        *rows,
+        Row("explain p.yaml s.json", "s.json: is a schedule, not a profile: are the two"),
+    ]

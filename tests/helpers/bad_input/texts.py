@@ -16,7 +16,7 @@ def _bomb(leaf: str, wrap: str, levels: int = 12) -> str:
 
 _HEAD = "name: x\ndevices: 4\nstages: {t_f_ms: 1, t_b_ms: 1, t_w_ms: 1, act_mib: 1}\n"
 _TEXTS: list[tuple[str, str, str]] = [
-    ("bad.yaml", "", "bad.yaml: holds NoneType, expected a mapping of keys"),
+    ("bad.yaml", "", "bad.yaml: is empty, expected a mapping of keys"),
     ("bad.yaml", "- 1\n- 2\n", "bad.yaml: holds list, expected a mapping of keys"),
     ("bad.yaml", "31.2\n", "bad.yaml: holds"),
     ("bad.yaml", "devices: [1\n", "bad.yaml: not valid YAML"),
@@ -58,7 +58,7 @@ _TEXTS: list[tuple[str, str, str]] = [
     ("bad.json", '{"devices": 2', "(the file ends there: truncated?)"),
     ("bad.json", '{"devices": 2,, }', "not valid JSON"),
     ("bad.json", "[]", "bad.json: holds list, expected a mapping of keys"),
-    ("bad.json", "null", "bad.json: holds NoneType, expected a mapping"),
+    ("bad.json", "null", "bad.json: is empty, expected a mapping"),
     ("bad.json", '{"devices": 2, "devices": 3}', "key 'devices' is given twice"),
     ("bad.json", '{"devices": ' + "[" * 100_000, "bad.json: cannot be parsed: it is nested too deeply"),
     ("bad.json", '{"devices": ' + '{"a": ' * 100_000, "it is nested too deeply"),
@@ -71,7 +71,7 @@ _TEXTS: list[tuple[str, str, str]] = [
     ("bad.yaml", "@link:/dev/zero", "bad.yaml: does not end: at most 16 MiB are read"),
     ("bad.json", "@link:/dev/zero", "bad.json: does not end: at most 64 MiB are read"),
     ("bad.yaml", "@link:/dev/urandom", "bad.yaml: does not end: at most 16 MiB are read"),
-    ("bad.yaml", "@link:/dev/null", "bad.yaml: holds NoneType, expected a mapping of keys"),
+    ("bad.yaml", "@link:/dev/null", "bad.yaml: is empty, expected a mapping of keys"),
     ("bad.yaml", "@link:nowhere", "bad.yaml: no such file"),
     ("bad.yaml", "@link:bad.yaml", "bad.yaml: cannot be read: Too many levels of symbolic links"),
     ("bad.yaml", "@sparse:50000000", "bad.yaml: is too large: 47.68 MiB, and at most 16 MiB are read"),
