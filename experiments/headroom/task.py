@@ -11,18 +11,21 @@ from optpipe_sim.profile import CostProfile
 from optpipe_sim.profile_io import load_profile
 from optpipe_sim.sim import simulate
 from optpipe_sim.solvers.covers import candidate_shapes, covers
-from optpipe_sim.study.tasks import Count, Row, ScheduleNames
+from optpipe_sim.study.tasks import Count, Row
 
-VERSION = 1
+VERSION = 2
 LAYERS = 8  # per stage of one chunk
 ACT = 2**30
+SCHEDULES = (
+    "1f1b", "1f1b-i:chunks=2", "1f1b-i:chunks=4", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "dualpipe-v", "gis",
+    "po:chunks=2", "po:chunks=4",
+)  # fmt: skip
 
 
 def run(
     devices: Count,
     per_device: Count,
     times: list[int],
-    schedules: ScheduleNames,
     copy: float | None = None,
 ) -> list[Row]:
     """Return a row per schedule that these microbatches admit.
@@ -37,7 +40,7 @@ def run(
     microbatches = devices * per_device
     shapes = candidate_shapes(whole)
     rows = []
-    for name in schedules:
+    for name in SCHEDULES:
         try:
             schedule = build(name, whole, microbatches)
         except OptPipeError:  # too few microbatches, or nothing to offload with
