@@ -44,7 +44,7 @@ from optpipe_sim.runtime.program.soundness import check_programs
 from optpipe_sim.schedules import REGISTRY
 from optpipe_sim.sim.lower import Lowered, lower
 
-OWN_OFFLOADS = ("adaoffload", "po", "po-h", "po-f")
+OWN_OFFLOADS = ("adaoffload", "kimi-k2", "po", "po-h", "po-f")
 NEAR = 1.05
 SLACK_BYTES = 1 << 17  # messages
 
@@ -104,7 +104,7 @@ def variants(name: str, p: int) -> Iterator[tuple[str, Lowered]]:
         yield f"{name} with offloads", lower(offloaded, profile, peaks)
 
 
-LIKE_OTHERS = {"adapipe", "mario", "adaoffload-r"}  # without levels: 1F1B and AdaOffload
+LIKE_OTHERS = {"adapipe", "mario", "megatron-partial", "adaoffload-r"}  # without levels: 1F1B and AdaOffload
 
 
 @pytest.mark.parametrize("p", [2, pytest.param(4, marks=pytest.mark.slow)])
