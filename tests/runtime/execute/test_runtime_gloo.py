@@ -104,7 +104,12 @@ def variants(name: str, p: int) -> Iterator[tuple[str, Lowered]]:
         yield f"{name} with offloads", lower(offloaded, profile, peaks)
 
 
-LIKE_OTHERS = {"adapipe", "mario", "megatron-partial", "adaoffload-r"}  # without levels: 1F1B and AdaOffload
+LIKE_OTHERS = {
+    "adapipe",
+    "mario",
+    "megatron-partial",
+    "adaoffload-r",
+}  # without levels: 1F1B and AdaOffload
 
 
 @pytest.mark.parametrize("p", [2, pytest.param(4, marks=pytest.mark.slow)])
