@@ -3,7 +3,8 @@
     python -m experiments.costs_runs.fit
 
 prints the rates of ``costs/data/machines/b200-sxm.yaml``, and for each layout those that its rows in
-``published/runs.yaml`` are compared at: fitted to the others, so that rates that saw a run never judge it. Last
+``published/runs.yaml`` are compared at: fitted to the others, so that rates that saw a run never judge it. The same of models with
+experts in bf16 on H100s, source by source. Last
 the share of the peak that GEMMs in fp8 reach on this chip, fitted to the runs on GB200s in ``published/runs.yaml`` with
 ``role: fit``, which judge nothing.
 """
@@ -11,14 +12,15 @@ the share of the peak that GEMMs in fp8 reach on this chip, fitted to the runs o
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares, minimize_scalar
 
-from optpipe_sim.costs import load_machine
+from optpipe_sim.costs import load_machine, load_model
 from optpipe_sim.costs.provenance import iteration_ns
 from optpipe_sim.costs.published import published
 
@@ -30,6 +32,13 @@ _AT, _STEP = (
     {"collective_us": 16.0, "expert_us": 3000.0},
     1.2,
 )  # where makespans are taken, and how far apart
+
+# what is fitted to runs of models with experts, with values to start from, and the sources of these runs
+EXPERTS = {"expert_us": 3000.0, "expert_ms": 100.0}
+EXPERT_SOURCES = {
+    **{name: name for name in ("megatron", "arms", "moonlight")},
+    **dict.fromkeys(("overlap", "qwen"), "qwen"),  # one model on one cluster
+}
 
 Layout = tuple[Any, ...]
 Rates = dict[str, float]
@@ -85,6 +94,49 @@ def fit() -> dict[Layout | None, Rates]:
     return {layout: rates(layout) for layout in (None, *dict.fromkeys(layouts))}
 
 
+def fit_experts() -> dict[str | None, Rates]:
+    """Return `EXPERTS` fitted to the runs of models with experts in bf16 on H100s: to all sources (at None), and to all but each,
+    by least squares of the logarithms of times, every source weighted alike. Two that ran one model on one cluster count as one.
+    """
+    data, machine = published("runs"), load_machine("h100-sxm")
+    rows = [{**data["sources"][row["source"]]["options"], **row} for row in data["rows"]]
+    rows = [row for row in rows if row["source"] in EXPERT_SOURCES and _has_time(row)]
+    rows = [row for row in rows if row["machine"] == machine.name and _has_experts(row, data)]
+
+    def off(values: Sequence[float], row: Mapping[str, Any]) -> float:
+        changes: dict[str, Any] = dict(zip(EXPERTS, map(float, values), strict=True))
+        one = estimated(row, machine.with_rates(replace(machine.rates, **changes)), data)
+        measured = measured_ns(row, one.profile, one.microbatches)
+        assert measured is not None
+        return float(np.log(iteration_ns(one.profile, one.trace.makespan_ns) / measured))
+
+    def fitted(without: str | None) -> Rates:
+        seen = [row for row in rows if EXPERT_SOURCES[row["source"]] != without]
+        count = Counter(EXPERT_SOURCES[row["source"]] for row in seen)
+
+        def errors(values: Any) -> Any:
+            each = (off(values, row) * count[EXPERT_SOURCES[row["source"]]] ** -0.5 for row in seen)
+            return np.array(list(each))
+
+        start = list(EXPERTS.values())
+        limits = ([0.0, 0.0], [np.inf, np.inf])
+        found = least_squares(errors, start, x_scale=start, bounds=limits, diff_step=[0.02]).x
+        return {key: round(float(value), -1) for key, value in zip(EXPERTS, found, strict=True)}
+
+    return {source: fitted(source) for source in (None, *dict.fromkeys(EXPERT_SOURCES.values()))}
+
+
+def _has_time(row: Mapping[str, Any]) -> bool:
+    return any(key in row for key in ("iteration_ms", "tflops", "tokens_per_s"))
+
+
+def _has_experts(row: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
+    shape = data["models"].get(row["model"])
+    return (
+        load_model(row["model"] if shape is None else {**shape, "name": row["model"]}).experts > 0
+    )
+
+
 def fit_fp8() -> float:
     """Return `Rates.gemm_fp8` fitted to runs on GB200s, by least squares of the relative errors of times."""
     data, machine = published("runs"), load_machine("gb200")
@@ -109,6 +161,8 @@ def main() -> int:
     """Print the rates."""
     for layout, rates in fit().items():
         print("all layouts" if layout is None else f"without {layout}", rates)
+    for source, rates in fit_experts().items():
+        print("experts on H100s, all sources" if source is None else f"without {source}", rates)
     print("GEMMs in fp8", {"gemm_fp8": fit_fp8()})
     return 0
 

@@ -45,6 +45,7 @@ class Rates:
         half_rows: an expert's GEMMs reach half of that when it has this many tokens.
         expert_us: of one layer with experts and one microbatch, F and B together, that is in no
             kernel (many small launches, waiting for how many tokens each expert gets).
+        expert_ms: of an iteration of a model with experts outside all ops, beside `fixed_ms`.
         host_us: what the host takes to issue the ops of one layer with experts, F and B together, that no CUDA graph holds: no op and
             no pair takes less. 0: not known.
         attention_backward: what a fused attention's backward kernel reaches, as a share of
@@ -88,6 +89,7 @@ class Rates:
     half_waves: float = 0.25
     half_rows: float = 150.0
     expert_us: float = 4000.0
+    expert_ms: float = 0.0
     host_us: float = 0.0
     attention_backward: float = 1.0
     attention_us: float = 0.0

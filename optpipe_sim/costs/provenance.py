@@ -50,6 +50,7 @@ def provenance(
 ) -> dict[str, Any]:
     """Return the provenance of a profile: the plan, and which of its numbers are estimated or fitted."""
     rates = machine.rates
+    fixed = rates.fixed_ms + (rates.expert_ms if model.experts else 0.0)
     how = {key: f"fitted to {source}" for key, source in rates.fitted.items()}
     times = "estimated" if not how else "estimated with fitted rates"
     beyond = beyond_context(model, work.seq)
@@ -76,7 +77,7 @@ def provenance(
         "work": _work(work, lengths),
         "layers_per_stage": list(counts),
         "iteration": {key: notes[key] for key in _ONCE if key in notes}
-        | ({"fixed_ms": rates.fixed_ms} if rates.fixed_ms else {})
+        | ({"fixed_ms": fixed} if fixed else {})
         | {"overhead": rates.overhead, "peak_flops_per_device": machine.peak(work.dtype)},
         "parameters_per_device": notes["parameters_per_device"],
         "weights_bytes_per_device": notes["weights_bytes_per_device"],
@@ -129,7 +130,11 @@ def _work(work: Work, lengths: Sequence[int]) -> dict[str, Any]:
 def _used(model: Model, work: Work, rates: Rates) -> tuple[str, ...]:
     """Return the rates that an estimate rests on."""
     experts = (
-        ("all_to_all", "expert_us", *(("host_us",) if rates.host_us else ()))
+        (
+            "all_to_all",
+            "expert_us",
+            *(key for key in ("expert_ms", "host_us") if getattr(rates, key)),
+        )
         if model.experts
         else ()
     )

@@ -99,7 +99,7 @@ def test_the_first_f_and_the_last_b_of_an_iteration_are_counted_once() -> None:
     assert once == pytest.approx(longer / 1e6, rel=1e-5)
     assert "exposed_exchange_ms" not in plain.meta["iteration"]
     update = profile.meta["iteration"]
-    rest = update["optimizer_ms"] + update["gradient_sync_ms"]
+    rest = update["optimizer_ms"] + update["gradient_sync_ms"] + update["fixed_ms"]
     assert iteration_ns(profile, 0) / 1e6 == pytest.approx(rest + once / (1 - update["overhead"]))
 
 
