@@ -204,7 +204,7 @@ def test_every_task_says_what_it_takes() -> None:
 def test_committed_experiments_are_sound(path) -> None:
     experiment = load_experiment(path)
     points = plan(experiment)
-    assert len({point.key for point in points}) == len(points) > 1
+    assert len({point.key for point in points}) == len(points) > 0
     quick = plan(load_experiment(path, fast=True))
     assert 0 < len(quick) <= len(points)
     assert {point.key for point in quick} != {point.key for point in points}
