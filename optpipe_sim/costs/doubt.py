@@ -11,13 +11,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.resources import files
 from itertools import accumulate
 from math import exp, log1p
 from statistics import median
 from typing import Any, NamedTuple
 
-from ..files import plain, read_mapping
+from .data_files import data_file
 from .machine_files import load_machine, machine_names
 from .machines import Machine, Rates
 from .models import Model
@@ -189,11 +188,8 @@ def _doubt(name: str, rates: Rates, kind: str, dtype: str, asked: frozenset[str]
         )
     if name not in machine_names() or load_machine(name).rates != rates:
         return _unknown(f"no published run on {name} was compared", asked)
-    family = [one for one in compared() if (one.machine, one.kind) == (name, kind)]
-    formats = (dtype, _ALIKE.get(dtype, dtype))
-    covered = frozenset().union(
-        *(one.features for one in family if one.dtype in formats and one.error is not None)
-    )
+    timed, *_ = pools(name, kind, dtype, (one for one in compared() if one.error is not None))
+    covered = frozenset().union(*(one.features for one in timed))
     same, family, alike = pools(name, kind, dtype, checks())
     if not same:
         near = f"; in other formats {_summary(family)}" if family else ""
@@ -302,7 +298,7 @@ def best_published(machine: Machine, kind: str, dtype: str) -> Best | None:
     ]
     rows += [
         Best(float(one["mfu_causal"]), one["run"], one["source"])
-        for one in _data().get("records", [])
+        for one in data_file("compared", "runs").get("records", [])
         if (one["kind"], one["dtype"]) == (kind, _same(dtype)) and _peak(one["machine"]) == peak
     ]
     return max(rows, default=None)
@@ -336,15 +332,9 @@ def _peak(name: str) -> float | None:
 
 
 @cache
-def _data() -> Mapping[str, Any]:
-    path = files("optpipe_sim.costs") / "data" / "compared" / "runs.yaml"
-    data: dict[str, Any] = plain(read_mapping(str(path)))
-    return data
-
-
-@cache
 def compared() -> tuple[Compared, ...]:
     """Return every published run that was compared with an estimate."""
     return tuple(
-        Compared(**{**row, "features": frozenset(row["features"])}) for row in _data()["rows"]
+        Compared(**{**row, "features": frozenset(row["features"])})
+        for row in data_file("compared", "runs")["rows"]
     )

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ..errors import hint_for
 from ..files import plain, read_mapping
 from ..units import is_plain
+from .data_files import data_file
 from .machines import Drives, Machine, MachineError, Pcie, Rates
 
 KINDS = ("machine", "model", "calibration")  # of templates
@@ -63,15 +64,8 @@ def machine_names() -> list[str]:
 
 
 @cache
-def _raw(name: str) -> dict[str, Any]:
-    path = files("optpipe_sim.costs") / "data" / "machines" / f"{name}.yaml"
-    data: dict[str, Any] = plain(read_mapping(str(path)))
-    return data
-
-
-@cache
 def _builtin(name: str) -> Machine:
-    return _machine(dict(_raw(name)), name)
+    return _machine(dict(data_file("machines", name)), name)
 
 
 def _machine(data: dict[str, Any], name: str) -> Machine:
@@ -123,7 +117,7 @@ def _known(name: Any) -> bool:
 
 def _whole(name: str) -> dict[str, Any]:
     """Return the data of a built-in machine, laid over that of its base."""
-    data = dict(_raw(name))
+    data = dict(data_file("machines", name))
     base = data.pop("base", None)
     return data if base is None else _over(_whole(str(base)), data)
 

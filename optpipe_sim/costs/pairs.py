@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from ..files import plain, read_mapping
 from ..profile.streams import Streams
+from .data_files import data_file
 from .layer import Layer
 from .machines import Machine
 from .models import Model
@@ -18,12 +16,9 @@ from .work import Work
 OPS = ("F", "B", "W")
 
 
-@cache
 def interference() -> dict[str, Any]:
     """Return how many times as long ``compute`` and ``exchange`` take while the other runs, measured elsewhere, with sources."""
-    path = files("optpipe_sim.costs") / "data" / "published" / "interference.yaml"
-    found: dict[str, Any] = plain(read_mapping(str(path)))
-    return found
+    return data_file("published", "interference")
 
 
 def slower() -> tuple[float, float]:

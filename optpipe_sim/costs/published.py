@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
-from ..files import plain, read_mapping
 from ..schedules import REGISTRY
 from . import load_machine, load_model
 from .calibrate import Measurement, Replays, Setup, op_times, run
+from .data_files import data_file
 from .estimate import estimate
 from .machines import Machine
 
@@ -19,12 +17,9 @@ CALIBRATED_ON = ("gpt-1.5b", "gpt-14.6b", "gpt-10.5b")
 NO_NUMBER = ("oom", "host", "skip")
 
 
-@cache
 def published(name: str) -> dict[str, Any]:
     """Return a data file of ``costs/data/published``."""
-    path = files("optpipe_sim.costs") / "data" / "published" / f"{name}.yaml"
-    data: dict[str, Any] = plain(read_mapping(str(path)))
-    return data
+    return data_file("published", name)
 
 
 @dataclass(frozen=True)

@@ -447,6 +447,17 @@ class CostProfile:
         low, high = (self.meta.get("imbalance") or {}).get("time", (1.0, 1.0))
         return min(known) * low, max(known) * high
 
+    def difference_interval(self, difference: float) -> tuple[float, float] | None:
+        """Return what a replayed difference of two times, relative to one of them, may be in reality, in four cases of five: by the errors of
+        the execution on published runs; None where these are not known."""
+        between = self.execution_notes["between"]
+        return None if between is None else (difference - between, difference + between)
+
+    def is_toss_up(self, difference: float) -> bool:
+        """Whether a replayed difference of two times may in reality be none."""
+        interval = self.difference_interval(difference)
+        return interval is not None and interval[0] <= 0 <= interval[1]
+
     def issued(self, splits: bool) -> CostProfile:
         """Return the costs of an ideal machine on which a schedule takes as long as its execution takes on this one.
 

@@ -86,10 +86,9 @@ class Point:
     def is_toss_up(self) -> bool:
         """Whether the best published schedule may in reality be as fast, by the errors of differences under the execution."""
         trace = None if self.result is None else self.result.trace
-        between = None if trace is None else trace.profile.execution_notes["between"]
-        if trace is None or between is None or self.fixed_iteration_ns is None:
+        if trace is None or self.fixed_iteration_ns is None:
             return False
-        return bool(abs(self.fixed_iteration_ns / trace.iteration_ns - 1) <= between)
+        return trace.profile.is_toss_up(self.fixed_iteration_ns / trace.iteration_ns - 1)
 
 
 @dataclass(frozen=True)

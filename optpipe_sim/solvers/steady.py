@@ -130,13 +130,16 @@ def standings(
     """
     ops = sum(len(plan.trace.schedule) for plan in plans)
     some = draws(profiles[0], min(DRAWS, max(FEWEST_DRAWS, MOST_OPS // ops)), seed)
-    own = [
-        profile.for_shape(plan.trace.schedule.shape)
+    # plans of one profile and shape have the same costs in a draw
+    keys = [
+        (id(profile), plan.trace.schedule.shape)
         for plan, profile in zip(plans, profiles, strict=True)
     ]
+    own = {key: profile.for_shape(key[1]) for key, profile in zip(keys, profiles, strict=True)}
     lost: list[list[float]] = [[] for _ in plans]
     for draw in some:
-        times = [_time(plan, drawn(costs, draw)) for plan, costs in zip(plans, own, strict=True)]
+        costs = {key: drawn(profile, draw) for key, profile in own.items()}
+        times = [_time(plan, costs[key]) for plan, key in zip(plans, keys, strict=True)]
         least = min(times)
         for regrets, time in zip(lost, times, strict=True):
             regrets.append(0.0 if time == least else time / least - 1)

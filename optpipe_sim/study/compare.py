@@ -90,17 +90,23 @@ class Row:
     def difference_interval(self) -> tuple[float, float] | None:
         """The interval of how much longer it takes in reality than the fastest that fits, relative to that, in four cases of five, by
         the errors of the execution on published runs; None where these are not known, and for the fastest itself."""
-        between = self.trace.profile.execution_notes["between"]
-        if between is None or self.fastest is None or self.fastest is self.trace:
-            return None
-        difference = self.trace.iteration_ns / self.fastest.iteration_ns - 1
-        return difference - between, difference + between
+        difference = self._difference
+        return None if difference is None else self.trace.profile.difference_interval(difference)
 
     @property
     def is_toss_up(self) -> bool:
         """Whether it may in reality be as fast as the fastest that fits."""
-        interval = self.difference_interval
-        return interval is not None and self.trace.fits and interval[0] <= 0 <= interval[1]
+        difference = self._difference
+        return (
+            difference is not None and self.trace.fits and self.trace.profile.is_toss_up(difference)
+        )
+
+    @property
+    def _difference(self) -> float | None:
+        """How much longer it takes than the fastest that fits, relative to that; None for the fastest itself."""
+        if self.fastest is None or self.fastest is self.trace:
+            return None
+        return self.trace.iteration_ns / self.fastest.iteration_ns - 1
 
     @property
     def levels(self) -> list[str]:

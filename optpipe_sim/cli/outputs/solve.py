@@ -211,9 +211,9 @@ def _against(trace: Trace, fixed: Best | None) -> Text:
         )
     what = f"{name}, {which} ({format_time(other.iteration_ns)}"
     what += ")" if chunks == trace.schedule.shape.chunks else f", with {chunks} chunks per device)"
-    between = trace.profile.execution_notes["between"]
     doubt = ""
-    if between is not None and abs(ratio - 1) <= between:
+    if trace.profile.is_toss_up(ratio - 1):
+        between = trace.profile.execution_notes["between"]
         doubt = (
             f"; in reality a toss-up: such differences are ±{between:.1%} off (docs/how-true.md)"
         )

@@ -36,6 +36,7 @@ from ...sim import simulate
 from ...sim.interference import Interference
 from ...solvers.solve import solve
 from ..measure.fake import with_hop
+from ..measure.footprint import OPS
 from ..measure.probes import probe
 from ..measure.profiler import check_device, measure
 from ..model.plan import Plan
@@ -400,10 +401,7 @@ def basics(profile: CostProfile) -> dict[str, Any]:
     much longer ops take beside copies and messages; what B and W take apart over one backward; and the share of its op that the
     host needs to issue it, the most of any stage."""
     stages = [entry["times_us"] for entry in profile.meta["stages"]]
-    shares = {
-        op: max(one[op]["issue"] / one[op]["median"] for one in stages)
-        for op in ("F", "B", "W", "BW")
-    }
+    shares = {op: max(one[op]["issue"] / one[op]["median"] for one in stages) for op in OPS}
     interference = Interference.of(profile)
     return {
         "copies_gb_per_s": {
