@@ -62,7 +62,7 @@ def ctrl_c_arrives() -> Iterator[None]:
     if main is not threading.main_thread() or (
         signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     ):
-        yield  # another thread receives it, or somebody else answers it
+        yield  # another thread receives it, or another handler answers it
         return
 
     waiting: list[threading.Timer] = []  # at most one on its way
