@@ -32,11 +32,11 @@ try:
 
     import torch
 
+    from benchmarks.gpu.parts import LOST, crashed, hung, kept_in
     from optpipe_sim import __version__
     from optpipe_sim.costs.models import Model
     from optpipe_sim.errors import OptPipeError
     from optpipe_sim.processes.fresh import how_it_ended
-    from optpipe_sim.runtime.confirm.parts import LOST, crashed, hung, kept_in
     from optpipe_sim.runtime.measure.environment import prepare_cuda
 except ImportError as missing:
     sys.exit(f"confirm_gpu: {missing}; it needs Python 3.11, torch, numpy, scipy and yaml")
@@ -135,7 +135,7 @@ def campaign(arguments: argparse.Namespace, folder: Path, resume: bool) -> int:
         return BAD_INPUT
     if arguments.rehearse:
         torch.set_num_threads(1)
-    from optpipe_sim.runtime.confirm.campaign import Campaign, Runner
+    from benchmarks.gpu.campaign import Campaign, Runner
 
     planned = Campaign(
         works(arguments.long, arguments.rehearse),
@@ -169,8 +169,8 @@ def _given(words: Sequence[str]) -> list[str]:
 
 def works(long: bool, rehearse: bool):
     """What is profiled and run."""
+    from benchmarks.gpu.campaign import Ranked, Work
     from optpipe_sim.costs import load_model
-    from optpipe_sim.runtime.confirm.campaign import Ranked, Work
 
     first = Work(
         LLAMA_2B, replays=("1f1b",), loops=FIRST, ranked=tuple(Ranked(*one) for one in RANKED)

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.gpu import campaign as campaigns
+from benchmarks.gpu.campaign import Campaign, Ranked, Runner, Work
+from benchmarks.gpu.parts import LOST, crashed, hung, kept_in
+from benchmarks.gpu.report import verdicts
 from optpipe_sim import build, load_profile
 from optpipe_sim.costs.models import Model, parameters
 from optpipe_sim.errors import OutOfMemory
 from optpipe_sim.execution import load_execution
 from optpipe_sim.profile import CostProfile, Offload
-from optpipe_sim.runtime.confirm import campaign as campaigns
-from optpipe_sim.runtime.confirm.campaign import Campaign, Ranked, Runner, Work
-from optpipe_sim.runtime.confirm.campaign_report import verdicts
 from optpipe_sim.runtime.confirm.case import Case
-from optpipe_sim.runtime.confirm.parts import LOST, crashed, hung, kept_in
 from optpipe_sim.runtime.measure.profiler import measure
 from optpipe_sim.stage_cost import RecomputeLevel, StageCost
 
@@ -275,7 +275,7 @@ def test_a_part_that_fails_is_reported_and_the_rest_continues(
 CRASHING = """
 import os, sys, time
 from pathlib import Path
-from optpipe_sim.runtime.confirm.parts import Parts
+from benchmarks.gpu.parts import Parts
 
 folder, run = Path(sys.argv[1]), int(sys.argv[2])
 

@@ -18,10 +18,10 @@ from caching_allocator import CachingAllocator
 from test_runtime_campaign import WORK as SMALL
 from virtual_gpu import OnHost, VirtualGpu
 
+from benchmarks.gpu import campaign as campaigns
+from benchmarks.gpu import report as campaign_report
+from benchmarks.gpu.campaign import Campaign, Runner
 from optpipe_sim.errors import OptPipeError
-from optpipe_sim.runtime.confirm import campaign as campaigns
-from optpipe_sim.runtime.confirm import campaign_report
-from optpipe_sim.runtime.confirm.campaign import Campaign, Runner
 from optpipe_sim.runtime.execute import cuda
 from optpipe_sim.runtime.measure import copies, interference, machine, profiler
 from optpipe_sim.runtime.model.stage import StageWorker

@@ -28,6 +28,7 @@ from runtime_cases import (
     with_levels,
     with_offloads,
 )
+from soundness import check_programs
 from torch import Tensor
 
 from optpipe_sim import build
@@ -40,7 +41,6 @@ from optpipe_sim.runtime.execute.executor import measured_trace
 from optpipe_sim.runtime.execute.launch import Ranks
 from optpipe_sim.runtime.execute.task import Modules, Result, Task, reference
 from optpipe_sim.runtime.program.program import linear_programs, without
-from optpipe_sim.runtime.program.soundness import check_programs
 from optpipe_sim.schedules import REGISTRY
 from optpipe_sim.sim.lower import Lowered, lower
 

@@ -18,6 +18,7 @@ from runtime_cases import (
     with_levels,
     with_offloads,
 )
+from soundness import check_programs
 from stage_cases import LLAMA
 from torch import Tensor
 
@@ -36,7 +37,6 @@ from optpipe_sim.runtime.measure.profiler import measure
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.split import zero_gradients
 from optpipe_sim.runtime.program.program import keys_moved, linear_programs
-from optpipe_sim.runtime.program.soundness import check_programs
 from optpipe_sim.runtime.train.task import TrainTask
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.sim.lower import Lowered, lower

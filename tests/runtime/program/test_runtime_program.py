@@ -13,6 +13,7 @@ import torch
 from hypothesis import assume, given
 from lowered_cases import lowered_cases
 from runtime_cases import GPT, plan_of
+from soundness import check_programs, clocks, surely
 from strategies import SEEDS
 
 from optpipe_sim import Schedule, build
@@ -33,7 +34,6 @@ from optpipe_sim.runtime.program.program import (
     linear_programs,
     without,
 )
-from optpipe_sim.runtime.program.soundness import check_programs, clocks, surely
 from optpipe_sim.sim.lower import lower
 from optpipe_sim.stage_cost import RecomputeLevel
 

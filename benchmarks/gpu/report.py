@@ -7,8 +7,8 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
-from ...units import format_size, format_time
-from .verdict import Confirmation
+from optpipe_sim.runtime.confirm.verdict import Confirmation
+from optpipe_sim.units import format_size, format_time
 
 Confirmed = Mapping[str, Mapping[str, Confirmation]]
 

@@ -6,10 +6,10 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from ...errors import InvalidSchedule
-from ...ops import BW, B, C, F, O, Op, R, SliceOp, W
-from ...schedule import Schedule
-from .program import Event, Program, Step, inputs_of
+from optpipe_sim.errors import InvalidSchedule
+from optpipe_sim.ops import BW, B, C, F, O, Op, R, SliceOp, W
+from optpipe_sim.runtime.program.program import Event, Program, Step, inputs_of
+from optpipe_sim.schedule import Schedule
 
 Clock = dict[str, int]  # half steps that each engine has surely done
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from ...errors import OptPipeError
-from ...files import write_bytes, write_text
+from optpipe_sim.errors import OptPipeError
+from optpipe_sim.files import write_bytes, write_text
 
 UNDER_WAY = "the process ended while it ran"
 OVERTIME_S = 40.0  # that the last part may take

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from ..model.chain import run_chain
-from ..model.plan import Plan
-from .machine import device_facts
+from optpipe_sim.runtime.measure.machine import device_facts
+from optpipe_sim.runtime.model.chain import run_chain
+from optpipe_sim.runtime.model.plan import Plan
 
 PACKAGES = [
     "numpy",

@@ -21,29 +21,30 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
-from ...costs.issuing import Run, fitted
-from ...costs.models import Model
-from ...errors import Deadlock, OptPipeError, OutOfMemory
-from ...execution import execution_to_json
-from ...files import write_mapping, write_text
-from ...frameworks.chrome_trace import save_chrome_trace
-from ...names import build
-from ...profile import CostProfile
-from ...profile_io import save_profile
-from ...schedule import Schedule
-from ...schedules import ADAOFFLOAD, PLAIN
-from ...sim import simulate
-from ...sim.interference import Interference
-from ...solvers.solve import solve
-from ..measure.fake import with_hop
-from ..measure.footprint import OPS
-from ..measure.probes import probe
-from ..measure.profiler import check_device, measure
-from ..model.plan import Plan
-from .case import Case
-from .confirm import confirm
+from optpipe_sim.costs.issuing import Run, fitted
+from optpipe_sim.costs.models import Model
+from optpipe_sim.errors import Deadlock, OptPipeError, OutOfMemory
+from optpipe_sim.execution import execution_to_json
+from optpipe_sim.files import write_mapping, write_text
+from optpipe_sim.frameworks.chrome_trace import save_chrome_trace
+from optpipe_sim.names import build
+from optpipe_sim.profile import CostProfile
+from optpipe_sim.profile_io import save_profile
+from optpipe_sim.runtime.confirm.case import Case
+from optpipe_sim.runtime.confirm.confirm import confirm
+from optpipe_sim.runtime.confirm.verdict import Confirmation
+from optpipe_sim.runtime.measure.fake import with_hop
+from optpipe_sim.runtime.measure.footprint import OPS
+from optpipe_sim.runtime.measure.profiler import check_device, measure
+from optpipe_sim.runtime.model.plan import Plan
+from optpipe_sim.schedule import Schedule
+from optpipe_sim.schedules import ADAOFFLOAD, PLAIN
+from optpipe_sim.sim import simulate
+from optpipe_sim.sim.interference import Interference
+from optpipe_sim.solvers.solve import solve
+
 from .parts import Parts
-from .verdict import Confirmation
+from .probes import probe
 
 OPTIMISED = "optimised"
 
@@ -58,7 +59,7 @@ class Ranked(NamedTuple):
     planned: bool = False
 
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 TESTS, TESTS_S = "tests/gpu", 120  # on a new machine loops are compiled in the meantime
 _Found = TypeVar("_Found")
 
@@ -331,7 +332,7 @@ class Runner:
     # -- files -----------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        from .campaign_report import report
+        from .report import report
 
         self.found["seconds"] = round(self.campaign.seconds - self.parts.left, 1)
         data, page = self.folder / "results.json", self.folder / "report.md"
