@@ -108,7 +108,7 @@ def test_imports_run_one_way_between_rooms() -> None:
     ]
     assert not wrong
     assert sum(map(len, IMPORTS.values())) > 500  # the reader above reads
-    assert {"ops", "solvers.problem"} <= IMPORTS["solvers.milp.precedence"]
+    assert {"ops", "solvers.problem"} <= IMPORTS["solvers.milp.sets"]
     assert "schedules" in IMPORTS["names"]  # an __init__
 
 

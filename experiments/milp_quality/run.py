@@ -20,8 +20,8 @@ from typing import Any
 
 from optpipe_sim.files import write_text
 from optpipe_sim.solvers.milp.engine import solve_milp
+from optpipe_sim.solvers.milp.model import model_size
 from optpipe_sim.solvers.milp.options import MilpOptions
-from optpipe_sim.solvers.milp.size import size_formula
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.starts import offload_everything
 
@@ -131,15 +131,15 @@ def solved(run: Run, seconds: float) -> dict[str, Any]:
 
 
 def sizes() -> list[str]:
-    """Variables and rows by formula, without and with offloads."""
+    """Variables and rows, without and with offloads."""
     rows = []
     for devices, m in ((4, 8), (8, 16), (16, 32)):
         plain, away = problem(devices, m, 100 * devices), problem(devices, m, 50 * devices, 5)
         found = {
-            "no offload": size_formula(plain),
-            "offload": size_formula(away),
-            "offload, fifo": size_formula(away, MilpOptions(fifo=True)),
-            "offload, all off": size_formula(away, OFF),
+            "no offload": model_size(plain),
+            "offload": model_size(away),
+            "offload, fifo": model_size(away, MilpOptions(fifo=True)),
+            "offload, all off": model_size(away, OFF),
         }
         sized = {name: f"{variables} x {rows}" for name, (variables, rows) in found.items()}
         rows.append({"p, m": f"{devices}, {m}", **sized})

@@ -1,12 +1,10 @@
 """Solve the reconstructed MILP with HiGHS, Gurobi or any MILP solver that Pyomo knows.
 
 The model is that of arXiv 2510.05186, stated in `model`, with its accelerations as switches
-(`MilpOptions`). Levels of recomputation are an extension: if the profile has levels, the treatment
-of each activation is a choice (`choices`). The model is exact for schedules on latency links;
-elsewhere it is a relaxation, so that its bound holds:
+(`MilpOptions`): activations are kept or offloaded, nothing else (`require_milp`). The model is exact
+for schedules on latency links; elsewhere it is a relaxation, so that its bound holds:
 
-- if BW is cheaper than B + W and there are no levels, B and W together only take as long as BW
-  (`precedence.Precedence.durations`);
+- if BW is cheaper than B + W, B and W together only take as long as BW (`sets.Sets.durations`);
 - on serial links messages do not queue, and on blocking links the sender is not kept busy;
 - for the objective ``span`` with offloads (or a placement that does not begin with one stage on each
   device) a device may delay its first op, which a replay never does;
@@ -27,8 +25,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-
 from ...bounds.bounds import lower_bound
 from ...errors import InvalidSchedule, NoSolution, OptPipeError
 from ...files import write_bytes
@@ -39,21 +35,10 @@ from ..options import SolveOptions
 from ..problem import Problem
 from ..reports import Others, Report, no_report
 from ..result import SolveResult, make_result, report_result
-from .model import build_model
+from .model import build_model, model_size
 from .options import MilpOptions
 from .sets import Sets
-from .size import size_formula
-from .solvers import (
-    INFEASIBLE,
-    Matrix,
-    Outcome,
-    Settings,
-    gurobi,
-    highs,
-    matrix,
-    other,
-    require_solver,
-)
+from .solvers import INFEASIBLE, Outcome, Settings, require_solver, run_solver
 from .times import earliest, plan, scheduled, set_values
 from .variables import Model
 from .windows import serial_ns
@@ -104,31 +89,23 @@ def solve_milp(
     options = options or MilpOptions()
     if not time_limit > 0:
         raise OptPipeError(f"time limit: must be above 0 seconds, got {time_limit}")
-    size = require_milp(problem, solver, options, force)
+    require_milp(problem, solver, options, force)
     run = _Run(problem, options, begun, on_incumbent, on_bound)
     run.warm(warm_start)
     model = build_model(run.sets, run.upper_ns, run.proven_ns)
-    form = matrix(model)
     starts = plan(run.sets, run.best[1]) if run.best else None
-    if run.best and starts is not None:
+    if starts is not None:
         set_values(model, starts, run.upper_ns)
-    start = form.start() if starts is not None else None
     left = max(0.1, begun + time_limit - time.perf_counter())
-    settings = Settings(left, threads, seed, gap)
-
-    def improved(values: np.ndarray) -> bool:
-        return run.improve(model, form, values)
-
-    def raised(bound: float) -> None:
-        run.raised(_safe_ns(model, bound))
-
-    if solver == "highs":
-        outcome = highs(form, settings, start, improved, raised)
-    elif solver == "gurobi":
-        outcome = gurobi(form, settings, start, improved, raised)
-    else:
-        outcome = other(solver, model, form, settings, start is not None, improved)
-    return run.result(model, outcome, solver, size, (len(form.columns), len(form.low)))
+    settings = Settings(left, threads, seed, gap, starts is not None)
+    outcome = run_solver(
+        solver,
+        model,
+        settings,
+        lambda: run.improve(model),
+        lambda bound: run.raised(_safe_ns(model, bound)),
+    )
+    return run.result(model, outcome, solver)
 
 
 def run(
@@ -142,7 +119,7 @@ def run(
     """Run the reconstructed MILP as an engine of the race; it ignores the schedules of other engines."""
     # without a start also means without AdaOffload
     accelerations = MilpOptions(adaoffload=start is not None)
-    report("size", size_formula(problem, accelerations))  # first, as a proof may end the race
+    report("size", model_size(problem, accelerations))  # first, as a proof may end the race
     found = solve_milp(
         problem,
         options.time_limit,
@@ -203,22 +180,37 @@ def require_milp(
     solver: str = "highs",
     options: MilpOptions | None = None,
     force: bool = False,
-) -> tuple[int, int]:
-    """Return the numbers of variables and constraints of the MILP, if the solver is installed and
+) -> None:
+    """Check that the paper's program can state a problem, that the solver is installed and that
     the model is not too large.
 
     Raises:
-        OptPipeError: for a solver that is not installed, or a model that is too large to build
-            (unless `force`).
+        OptPipeError: for a problem that the program has no words for, a solver that is not
+            installed, or a model that is too large to build (unless `force`).
     """
-    require_solver(solver)
-    size = size_formula(problem, options or MilpOptions())
-    if size[1] > MOST_ROWS and not force:
+    others = "or the engine auto, search or cpsat"
+    if problem.shape.slices > 1:
+        raise OptPipeError(f"engine: milp orders whole sequences: give slices=1, {others}")
+    if not problem.profile.alike:
         raise OptPipeError(
-            f"the MILP would have {size[0]} variables and {size[1]} constraints, more than the"
+            "engine: milp is the paper's program, whose microbatches are alike: take the engine auto, search or cpsat"
+        )
+    if problem.may_pair:
+        raise OptPipeError(f"engine: milp has no pairs: give pairs=no, {others}")
+    if problem.may_recompute:
+        raise OptPipeError(
+            "engine: milp is the paper's program, which keeps or offloads activations: give"
+            f" treatments=keep,offload, {others}"
+        )
+    require_solver(solver)
+    if force:
+        return
+    variables, constraints = model_size(problem, options)
+    if constraints > MOST_ROWS:
+        raise OptPipeError(
+            f"the MILP would have {variables} variables and {constraints} constraints, more than the"
             f" {MOST_ROWS} constraints that are still worth a try; take another engine, or force it"
         )
-    return size
 
 
 class _Run:
@@ -288,11 +280,8 @@ class _Run:
         """An upper bound on the cost of an optimal schedule."""
         return self.best[1].cost_ns if self.best else serial_ns(self.sets)
 
-    def improve(self, model: Model, form: Matrix, values: np.ndarray) -> bool:
-        """Take a solution of the solver; returns whether it cannot be beaten."""
-        for column, value in zip(form.columns, values.tolist(), strict=True):
-            rounded = value if column.is_continuous() else round(value)
-            column.set_value(rounded, skip_validation=True)
+    def improve(self, model: Model) -> bool:
+        """Take the solution in the model's variables; returns whether it cannot be beaten."""
         starts = earliest(model)
         found = None if starts is None else scheduled(self.problem, starts)
         if found is None:
@@ -309,14 +298,7 @@ class _Run:
         if self.on_bound is not None:
             self.on_bound(bound_ns)
 
-    def result(
-        self,
-        model: Model,
-        outcome: Outcome,
-        solver: str,
-        size: tuple[int, int],
-        reduced: tuple[int, int],
-    ) -> SolveResult:
+    def result(self, model: Model, outcome: Outcome, solver: str) -> SolveResult:
         """Make the result. The solver's bound counts unless `fifo` restricted it."""
         bound = _safe_ns(model, outcome.bound)
         info: dict[str, Any] = {
@@ -326,7 +308,7 @@ class _Run:
             "started": outcome.started,
             "interrupted": outcome.interrupted,
             "nodes": outcome.nodes,
-            "reduced": reduced,
+            "reduced": model.reduced,
             "rejected": self.rejected,
         }
         proven, name = self.proven_ns, self.name
@@ -334,6 +316,7 @@ class _Run:
             info["restricted_bound_ns"] = bound
         elif bound > proven and outcome.status != INFEASIBLE:
             proven, name = bound, solver
+        variables, constraints = model.size
         more: dict[str, Any] = {}
         if self.best is None and outcome.status == INFEASIBLE and not self.restricted:
             more["status"] = "infeasible"
@@ -344,8 +327,8 @@ class _Run:
             proven,
             name,
             time.perf_counter() - self.begun,
-            variables=size[0],
-            constraints=size[1],
+            variables=variables,
+            constraints=constraints,
             incumbents=tuple(self.incumbents),
             bounds=tuple(self.bounds),
             info=info,

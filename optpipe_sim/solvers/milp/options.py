@@ -11,22 +11,20 @@ class MilpOptions:
 
     Attributes:
         in_order: F's, B's and W's of a stage run in microbatch order, as far as that loses nothing.
-            Microbatches are alike, so without offloads and recomputation, sorting the times of each
+            Microbatches are alike, so without offloads, sorting the times of each
             kind on each stage and assigning them in order satisfies every constraint: if each
             number exceeds its partner by at least d, the k-th smallest number exceeds the k-th
             smallest partner by at least d; engines and memory do not depend on which microbatch an
             op belongs to. With offloads the pairing of F, O, R and B matters (devices with shared
-            copy engines and room for two activations exist where last in, first out is better), and
-            microbatches that are recomputed at different levels are not alike. Then only two
-            restrictions lose nothing: F's in order on stage 0, which only names the microbatches,
-            and W's in the order of their B's (if no BW may replace both).
-        fifo: all of `in_order` also with offloads and levels: a restriction that makes good
+            copy engines and room for two activations exist where last in, first out is better). Then
+            only two restrictions lose nothing: F's in order on stage 0, which only names the
+            microbatches, and W's in the order of their B's.
+        fifo: all of `in_order` also with offloads: a restriction that makes good
             schedules easier to find; the solver's bound then does not hold for the problem and is
             not used.
         fix: no binaries for orders that precedence decides; time windows fix further ones.
-        drop: leave out rows and variables that cannot matter: memory, offloads and levels of
-            recomputation of a device on which all activations fit; a BW that is neither faster nor
-            smaller than B and W; F before B if a chain implies it; ends of all but the last W; rows
+        drop: leave out rows and variables that cannot matter: memory and offloads of a
+            device on which all activations fit; F before B if a chain implies it; ends of all but the last W; rows
             that the windows imply.
         triangles: add transitivity of order as rows.
         bounds: the closed-form bound (`bounds.bounds`) as a cut.

@@ -1,4 +1,4 @@
-"""The pairs of ops that have a binary in the MILP: those whose order precedence leaves open."""
+"""The ops of the MILP, the orders that precedence decides, and the pairs of ops that have a binary."""
 
 from __future__ import annotations
 
@@ -6,12 +6,183 @@ from collections.abc import Iterator
 from functools import cached_property
 from itertools import combinations, pairwise
 
-from ...ops import B, C, F, O, Op, OpKind, R, W
-from .precedence import Precedence
+from ...ops import B, F, O, Op, OpKind, R, W
+from ...sim.links import link_keys
+from ..problem import Problem
+from .options import MilpOptions
+
+KINDS = (F, B, W)  # on the compute stream; a BW is a B followed by a W
 
 
-class Sets(Precedence):
-    """The index sets of the MILP of a problem; independent of any bound."""
+class Sets:
+    """The index sets of a problem's MILP; independent of any bound.
+
+    Attributes:
+        m: the microbatches of the model; fewer than the problem's where only the size is asked for.
+        room: per device, the limit less static bytes; None if memory cannot bind.
+        offloadable: the stages whose activations may be offloaded.
+        durations: per kind and stage, ns. If BW is cheaper than B + W, the durations of B and W are
+            cut to B = min(B, BW), W = BW - B, so that a schedule with BW is also a solution.
+        chained: the (kind, stage) whose ops run in microbatch order.
+        follow: the W's of a stage run in the order of its B's.
+    """
+
+    def __init__(self, problem: Problem, options: MilpOptions, m: int | None = None) -> None:
+        self.problem, self.options = problem, options
+        costs = problem.profile
+        self.m = m or problem.microbatches
+        self.stages, self.place = range(problem.shape.stages), costs.placement
+        self.devices = range(costs.devices)
+        self.room = [self._room(d, options.drop) for d in self.devices]
+        self.offloadable = [s for s in self.stages if self._may_go(s, self.room)]
+        self.durations = {kind: self._durations(kind) for kind in (*KINDS, O, R)}
+        everywhere = [self._room(d, True) for d in self.devices]
+        unlike = any(self._may_go(s, everywhere) for s in self.stages)
+        self.exact_order = not unlike  # microbatch order loses nothing
+        if not options.in_order:
+            self.mode = "none"
+        else:
+            self.mode = "free" if unlike and not options.fifo else "all"
+        self.chained = {
+            "all": [(kind, s) for kind in KINDS for s in self.stages],
+            "free": [(F, 0)],
+            "none": [],
+        }[self.mode]
+        self.follow = self.mode == "free"
+        self.keys = link_keys(costs)
+
+    def _durations(self, kind: OpKind) -> list[int]:
+        found = []
+        for cost in self.problem.profile.stages:
+            back = min(cost.t_b_ns, cost.fused_ns)
+            times = {
+                F: cost.t_f_ns,
+                B: back,
+                W: min(cost.t_w_ns, cost.fused_ns - back),
+                O: cost.t_offload_ns or 0,
+                R: cost.t_reload_ns or 0,
+            }
+            found.append(times[kind])
+        return found
+
+    def _room(self, d: int, drop: bool) -> int | None:
+        """Return the bytes for activations on a device; None if all activations fit."""
+        problem, costs = self.problem, self.problem.profile
+        if problem.limits is None:
+            return None
+        room = problem.limits[d] - costs.static_bytes[d]
+        most = problem.microbatches * sum(costs.stages[s].act_bytes for s in self.stages_of(d))
+        return None if drop and most <= room else room
+
+    def _may_go(self, s: int, room: list[int | None]) -> bool:
+        return (
+            self.problem.may_offload
+            and self.problem.profile.stages[s].offloadable > 0
+            and room[self.place[s]] is not None
+        )
+
+    # -- ops --------------------------------------------------------------------------------------
+
+    def of(self, kind: OpKind, s: int) -> list[Op]:
+        return [Op(kind, s, j) for j in range(self.m)]
+
+    def dur(self, op: Op) -> int:
+        """Return the duration of an op; of a transfer, if it takes place."""
+        return self.durations[op.kind][op.stage]
+
+    def stages_of(self, d: int) -> tuple[int, ...]:
+        return self.problem.shape.stages_of(d)
+
+    def compute(self, d: int) -> list[Op]:
+        return [op for kind in KINDS for s in self.stages_of(d) for op in self.of(kind, s)]
+
+    def offloadable_of(self, d: int) -> list[int]:
+        return [s for s in self.offloadable if self.place[s] == d]
+
+    @cached_property
+    def offloads(self) -> list[Op]:
+        """The possible offloads; each stands for its activation."""
+        return [op for s in self.offloadable for op in self.of(O, s)]
+
+    @cached_property
+    def ops(self) -> list[Op]:
+        kinds = [(kind, s) for s in self.stages for kind in KINDS]
+        kinds += [(kind, s) for s in self.offloadable for kind in (O, R)]
+        return [op for kind, s in kinds for op in self.of(kind, s)]
+
+    def latency(self, s: int, other: int) -> int:
+        """Return the latency of a message between two stages; on serial links it may take longer."""
+        return self.problem.profile.t_comm_ns if self.place[s] != self.place[other] else 0
+
+    @cached_property
+    def flow(self) -> list[tuple[Op, Op, int]]:
+        """(a, b, latency): b starts at least `latency` after the end of a, for compute ops."""
+        rows = []
+        for s in self.stages:
+            for j in range(self.m):
+                f, b, w = (Op(kind, s, j) for kind in KINDS)
+                last = s == self.stages[-1]
+                if not last:
+                    rows.append((f, Op(F, s + 1, j), self.latency(s, s + 1)))
+                    rows.append((Op(B, s + 1, j), b, self.latency(s, s + 1)))
+                if last or not self.options.drop:
+                    rows.append((f, b, 0))
+                rows.append((b, w, 0))
+        for kind, s in self.chained:
+            rows += [(a, b, 0) for a, b in pairwise(self.of(kind, s))]
+        return rows
+
+    # -- precedence -------------------------------------------------------------------------------
+
+    @cached_property
+    def after(self) -> dict[Op, int]:
+        """Per op, the set (bits, by `bit`) of the ops that precedence puts after it."""
+        after = dict.fromkeys(self.ops, 0)
+        for op in reversed(self.sorted_ops):
+            for later, _ in self.successors[op]:
+                after[op] |= after[later] | (1 << self.bit[later])
+        return after
+
+    @cached_property
+    def bit(self) -> dict[Op, int]:
+        return {op: at for at, op in enumerate(self.ops)}
+
+    @cached_property
+    def successors(self) -> dict[Op, list[tuple[Op, int]]]:
+        """Per op, its successors and the least time from start to start."""
+        found: dict[Op, list[tuple[Op, int]]] = {op: [] for op in self.ops}
+        for a, b, latency in self.flow:
+            found[a].append((b, self.dur(a) + latency))
+        for out in self.offloads:
+            f, b, back = (out._replace(kind=kind) for kind in (F, B, R))
+            found[f].append((out, self.dur(f)))
+            found[out].append((back, 0))
+            found[back].append((b, 0))
+        return found
+
+    @cached_property
+    def sorted_ops(self) -> list[Op]:
+        """The ops in an order that precedence allows."""
+        missing = dict.fromkeys(self.ops, 0)
+        for later in self.successors.values():
+            for op, _ in later:
+                missing[op] += 1
+        order = [op for op, count in missing.items() if not count]
+        for op in order:
+            for then, _ in self.successors[op]:
+                missing[then] -= 1
+                if not missing[then]:
+                    order.append(then)
+        return order
+
+    def precedes(self, a: Op, b: Op) -> bool:
+        """Whether data flow (and the order of the chained) put a before b."""
+        return bool(self.after[a] >> self.bit[b] & 1)
+
+    def settled(self, a: Op, b: Op) -> bool:
+        return self.options.fix and (self.precedes(a, b) or self.precedes(b, a))
+
+    # -- order on the compute stream --------------------------------------------------------------
 
     @cached_property
     def pairs(self) -> list[tuple[Op, Op]]:
@@ -20,17 +191,45 @@ class Sets(Precedence):
             (a, b)
             for d in self.devices
             for a, b in combinations(self.compute(d), 2)
-            if not self.settled(a, b) and not self._borrows(a, b)
+            if not self.settled(a, b) and not self.borrows(a, b)
         ]
 
     @cached_property
     def borrowing(self) -> list[tuple[Op, Op]]:
         """Pairs of W's that use the order binary of their B's."""
-        following = filter(self.follows, self.stages)
-        return [pair for s in following for pair in combinations(self.of(W, s), 2)]
+        stages = self.stages if self.follow else ()
+        return [pair for s in stages for pair in combinations(self.of(W, s), 2)]
 
-    def _borrows(self, a: Op, b: Op) -> bool:
-        return a.kind is W and b.kind is W and a.stage == b.stage and self.follows(a.stage)
+    def borrows(self, a: Op, b: Op) -> bool:
+        return self.follow and a.kind is W and b.kind is W and a.stage == b.stage
+
+    @cached_property
+    def triangles(self) -> list[tuple[Op, Op, Op]]:
+        """(a, b, c) with a certainly before b: if c is before a, it is before b."""
+        if not self.options.triangles:
+            return []
+        return [
+            (a, b, c)
+            for kind, s in sorted(self.chained)
+            for a, b in pairwise(self.of(kind, s))
+            for c in self.compute(self.place[s])
+            if c[:2] != a[:2] and not self.settled(a, c) and not self.settled(b, c)
+        ]
+
+    @cached_property
+    def cycles(self) -> list[tuple[Op, Op, Op]]:
+        """Three ops of one kind and stage whose order is open: their order must not be cyclic."""
+        if not self.options.triangles:
+            return []
+        free = [
+            (kind, s)
+            for s in self.stages
+            for kind in KINDS
+            if (kind, s) not in self.chained and not (kind is W and self.follow)
+        ]
+        return [three for kind, s in free for three in combinations(self.of(kind, s), 3)]
+
+    # -- copies -----------------------------------------------------------------------------------
 
     def share(self, a: tuple[OpKind, int], b: tuple[OpKind, int]) -> bool:
         """Whether transfers of these kinds and stages need the same copy engine or host link."""
@@ -55,32 +254,14 @@ class Sets(Precedence):
         """The pairs of `sharing` in both orders."""
         return [way for a, b in self.sharing for way in ((a, b), (b, a))]
 
-    def largest(self, s: int) -> int:
-        """Return the most bytes that an activation of a stage ever holds."""
-        held = (max(one.entering, one.back) for one in self.choices.get(s, ()))
-        return max([self.problem.profile.stages[s].act_bytes, *held])
-
-    def sizes(self, d: int) -> Iterator[int]:
-        """Yield the numbers of bytes that activations of a device allocate and release."""
-        for s in self.stages_of(d):
-            cost = self.problem.profile.stages[s]
-            yield from (cost.act_bytes, cost.w_bytes)
-            for one in self.choices.get(s, ()):
-                yield from (one.entering, one.keep, one.moved_bytes, one.back)
-            if s not in self.choices:
-                yield cost.offloadable
+    # -- memory -----------------------------------------------------------------------------------
 
     def forwards(self, d: int) -> list[Op]:
         """Return the F's of a device that allocate memory; each also names its activation."""
-        return [op for s in self.stages_of(d) if self.largest(s) for op in self.of(F, s)]
+        sizes = self.problem.profile.stages
+        return [op for s in self.stages_of(d) if sizes[s].act_bytes for op in self.of(F, s)]
 
-    def takers(self, d: int) -> list[Op]:
-        """Return the compute ops of a device that may allocate memory."""
-        chosen = [s for s in self.stages_of(d) if s in self.choices and self.largest(s)]
-        return self.forwards(d) + [op for s in chosen for kind in (C, B) for op in self.of(kind, s)]
-
-    def backs(self, d: int) -> list[Op]:
-        """Return the R's of a device."""
+    def reloads(self, d: int) -> list[Op]:
         return [op for s in self.offloadable_of(d) for op in self.of(R, s)]
 
     def _too_late(self, allocation: Op, release: Op) -> bool:
@@ -94,89 +275,34 @@ class Sets(Precedence):
     @cached_property
     def releases(self) -> list[tuple[Op, Op]]:
         """(release, allocation) with a binary: whether the release has ended when the allocation
-        starts. Releases are O's, B's and W's, and F's where there are choices; allocations
-        `takers` and R's; pairs with an order binary use that one."""
-        found = []
+        starts. Releases are O's, B's and W's, allocations F's and R's; pairs with an order binary
+        use that one."""
+        found: list[tuple[Op, Op]] = []
+        freed = self.problem.profile.released_bytes
         for d in self.devices:
             outs = [op for s in self.offloadable_of(d) for op in self.of(O, s)]
-            backs = self.backs(d)
-            found += [(o, q) for q in self.takers(d) for o in outs if not self._too_late(q, o)]
+            forwards, backs = self.forwards(d), self.reloads(d)
+            found += [(o, q) for q in forwards for o in outs if not self._too_late(q, o)]
             found += [
                 (o, r)
                 for r in backs
                 for o in outs
                 if o[1:] != r[1:] and not self.share(o[:2], r[:2])
             ]
-            for kind, s in self.freeing(d):
-                found += [
-                    (op, r) for r in backs for op in self.of(kind, s) if not self._too_late(r, op)
-                ]
+            ends = [op for op in self.compute(d) if op.kind is not F and freed[op[:2]]]
+            found += [(op, r) for r in backs for op in ends if not self._too_late(r, op)]
         return found
-
-    def freeing(self, d: int) -> list[tuple[OpKind, int]]:
-        """Return the kinds and stages of compute ops that release memory for which an R may wait."""
-        released = self.problem.profile.released_bytes
-        return [
-            (kind, s)
-            for kind in (F, B, W)
-            for s in self.stages_of(d)
-            if (self.largest(s) if s in self.choices else kind is not F and released[kind, s])
-        ]
 
     @cached_property
     def overtakes(self) -> list[tuple[Op, Op]]:
-        """(R, q) with a binary: whether the reload allocates before a compute op does."""
+        """(R, F) with a binary: whether the reload allocates before the forward does."""
         return [
-            (r, q)
+            (r, f)
             for d in self.devices
-            for r in self.backs(d)
-            for q in self.takers(d)
-            if not self._too_late(q, r)
+            for r in self.reloads(d)
+            for f in self.forwards(d)
+            if not self._too_late(f, r)
         ]
-
-    @cached_property
-    def holdings(self) -> list[tuple[Op, Op]]:
-        """(activation, allocation) of a device for activations with choices, named by their F: a
-        variable has the bytes held when the allocation takes place."""
-        return [
-            (a, q)
-            for d in self.devices
-            for q in self.takers(d) + self.backs(d)
-            for a in self.forwards(d)
-            if a.stage in self.choices and a[1:] != q[1:]
-        ]
-
-    @cached_property
-    def triangles(self) -> list[tuple[Op, Op, Op]]:
-        """(a, b, c) with a certainly before b: if c is before a, it is before b."""
-        if not self.options.triangles:
-            return []
-        chained = set(self.chained)
-        found = []
-        for d in self.devices:
-            others = self.compute(d)
-            for kind, s in sorted(chained):
-                if self.place[s] == d:
-                    found += [
-                        (a, b, c)
-                        for a, b in pairwise(self.of(kind, s))
-                        for c in others
-                        if c[:2] != a[:2] and not self.settled(a, c) and not self.settled(b, c)
-                    ]
-        return found
-
-    @cached_property
-    def cycles(self) -> list[tuple[Op, Op, Op]]:
-        """Three ops of one kind and stage whose order is open: their order must not be cyclic."""
-        if not self.options.triangles:
-            return []
-        free = [
-            (kind, s)
-            for s in self.stages
-            for kind in self.kinds_of(s)
-            if (kind, s) not in self.chained and not (kind is W and self.follows(s))
-        ]
-        return [three for kind, s in free for three in combinations(self.of(kind, s), 3)]
 
     # -- host memory ------------------------------------------------------------------------------
 
@@ -187,24 +313,40 @@ class Sets(Precedence):
         if offload is None or offload.host_limit_bytes is None:
             return []
         per_node = offload.devices_per_node or len(self.devices)
-        nodes: dict[int, list[Op]] = {}
-        for op in self.offloads:
-            nodes.setdefault(self.place[op.stage] // per_node, []).append(op)
-        sizes = self.problem.profile.stages
+        nodes: dict[int, list[int]] = {}
+        for s in self.offloadable:
+            nodes.setdefault(self.place[s] // per_node, []).append(s)
+        sizes, m = self.problem.profile.stages, self.problem.microbatches
         return [
-            outs
-            for outs in nodes.values()
+            [op for s in stages for op in self.of(O, s)]
+            for stages in nodes.values()
             if not self.options.drop
-            or sum(sizes[op.stage].offloadable for op in outs) > offload.host_limit_bytes
+            or m * sum(sizes[s].offloadable for s in stages) > offload.host_limit_bytes
         ]
-
-    def pinned_sizes(self, out: Op) -> list[int]:
-        """Return the possible sizes of an offload on the host, in bytes."""
-        if out.stage not in self.choices:
-            return [self.problem.profile.stages[out.stage].offloadable]
-        return [one.moved_bytes for one in self.choices[out.stage] if one.moved]
 
     @cached_property
     def pinned(self) -> list[tuple[Op, Op]]:
         """Ordered pairs of offloads on one such node."""
         return [(a, b) for outs in self.nodes for a in outs for b in outs if a != b]
+
+    # -- span -------------------------------------------------------------------------------------
+
+    def first_stage(self, d: int) -> int:
+        return self.stages_of(d)[0]
+
+    @property
+    def span(self) -> bool:
+        return self.problem.objective == "span"
+
+    @cached_property
+    def prompt(self) -> bool:
+        """Whether every device's first op is the F of microbatch 0 and starts as soon as its input
+        can arrive: with microbatch order, and the first p stages on p devices."""
+        firsts = {self.first_stage(d) for d in self.devices}
+        return self.mode == "all" and firsts == set(self.devices)
+
+    def finals(self) -> Iterator[Op]:
+        """Yield the ops that may run last on their device."""
+        for s in self.stages:
+            ops = self.of(W, s)
+            yield from ops[-1:] if self.options.drop and (W, s) in self.chained else ops

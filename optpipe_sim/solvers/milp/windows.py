@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...ops import F, O, Op, R
-from .precedence import KINDS
-from .sets import Sets
+from ...ops import B, F, O, Op, R
+from .sets import KINDS, Sets
 
 
 class Windows(NamedTuple):
@@ -25,7 +24,7 @@ def serial_ns(sets: Sets) -> int:
     costs = sets.problem.profile
     latencies = sum(2 * sets.latency(s, s + 1) for s in sets.stages[:-1])
     per_microbatch = sum(
-        max(sets.longest(Op(kind, s, 0)), int(costs.durations_ns[kind, s]))
+        max(sets.durations[kind][s], int(costs.durations_ns[kind, s]))
         for kind in (*KINDS, O, R)
         for s in sets.stages
     )
@@ -35,16 +34,16 @@ def serial_ns(sets: Sets) -> int:
 def windows(sets: Sets, upper_ns: int) -> Windows:
     """Compute the windows from data flow and from the other work of the op's device before and after it."""
     masks = {
-        (kind, s): sum(1 << sets._bit[op] for op in sets.of(kind, s))
+        (kind, s): sum(1 << sets.bit[op] for op in sets.of(kind, s))
         for s in sets.stages
-        for kind in sets.kinds_of(s)
+        for kind in KINDS
     }
 
     def load(ops: int, d: int) -> int:
         return sum(
             (ops & masks[kind, s]).bit_count() * sets.durations[kind][s]
             for s in sets.stages_of(d)
-            for kind in sets.kinds_of(s)
+            for kind in KINDS
         )
 
     before = dict.fromkeys(sets.ops, 0)
@@ -57,7 +56,7 @@ def windows(sets: Sets, upper_ns: int) -> Windows:
         d = sets.place[op.stage]
         early[op] = max(early[op], first[d] + load(before[op], d))
         for later, lag in sets.successors[op]:
-            before[later] |= before[op] | (1 << sets._bit[op])
+            before[later] |= before[op] | (1 << sets.bit[op])
             early[later] = max(early[later], early[op] + lag)
     deadlines = [upper_ns] * len(sets.devices)
     if sets.span:
@@ -66,14 +65,14 @@ def windows(sets: Sets, upper_ns: int) -> Windows:
     late: dict[Op, int] = {}
     for op in reversed(sets.sorted_ops):
         d = sets.place[op.stage]
-        rest = (sets.dur(op) if op.kind in KINDS else 0) + load(sets._after[op], d)
+        rest = (sets.dur(op) if op.kind in KINDS else 0) + load(sets.after[op], d)
         late[op] = min([deadlines[d] - rest, *(late[b] - lag for b, lag in sets.successors[op])])
     if sets.span and sets.prompt:
         for d in sets.devices:
             late[Op(F, sets.first_stage(d), 0)] = first[d]
     sure = {op: (early[op], late[op]) for op in sets.ops}
     for out in sets.offloads:
-        forward, back, then = out._replace(kind=F), out._replace(kind=R), sets.after_reload(out)
+        forward, back, then = (out._replace(kind=kind) for kind in (F, R, B))
         soon, limit = early[forward] + sets.dur(forward), late[then] - sets.dur(back)
         sure[out] = (soon, limit - sets.dur(out))
         sure[back] = (soon + sets.dur(out), limit)

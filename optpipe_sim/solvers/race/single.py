@@ -51,17 +51,9 @@ def solve_problem(
     Raises: as `solve`.
     """
     engine, cold = options.engine, start == "none"
-    if engine in ("milp", ADAOFFLOAD) and problem.shape.slices > 1:
+    if engine == ADAOFFLOAD and problem.shape.slices > 1:
         raise OptPipeError(
             f"engine: {engine} orders whole sequences: give slices=1, or the engine auto, search or cpsat"
-        )
-    if engine == "milp" and not problem.profile.alike:
-        raise OptPipeError(
-            "engine: milp is the paper's program, whose microbatches are alike: take the engine auto, search or cpsat"
-        )
-    if engine == "milp" and problem.may_pair:
-        raise OptPipeError(
-            "engine: milp has no pairs: give pairs=no, or the engine auto, search or cpsat"
         )
     if engine == "milp":
         from ..milp.engine import require_milp

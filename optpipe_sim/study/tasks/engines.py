@@ -16,8 +16,8 @@ from ...schedules.adaoffload.adaoffload import adaoffload
 from ...solvers.anneal.search import search
 from ...solvers.cpsat.engine import solve_cpsat
 from ...solvers.milp.engine import MOST_ROWS, solve_milp
+from ...solvers.milp.model import model_size
 from ...solvers.milp.options import MilpOptions
-from ...solvers.milp.size import size_formula
 from ...solvers.problem import Problem, make_problem
 from ...solvers.result import SolveResult, make_result
 from ...solvers.solve import solve
@@ -50,7 +50,7 @@ def run(
     Columns: ``objective_ns`` (None: nothing yet), ``lower_bound_ns`` and ``gap`` by then;
     ``incumbents`` and ``bounds``: [seconds, ns] of the improvements since the time before;
     ``first_s`` and ``first_ns``: the first schedule; ``seconds``: what the run took;
-    ``formula_*``: the MILP's size by formula; ``variables`` and ``constraints``: the model as the
+    ``formula_*``: the MILP's size before time windows fix some; ``variables`` and ``constraints``: the model as the
     solver gets it, once time windows have fixed what they can, for CP-SAT its last one.
     ``status`` is ``refused`` where a MILP is too large to be stated.
     """
@@ -62,7 +62,7 @@ def run(
     _run(
         problem, ADAOFFLOAD, "none", 0, replace(effort, workers=1, solver="highs")
     )  # loads the compiled code
-    variables, constraints = size_formula(problem)
+    variables, constraints = model_size(problem)
     common: Row = {
         "formula_variables": variables,
         "formula_constraints": constraints,

@@ -13,10 +13,10 @@ def found(rows: Sequence[Mapping[str, Any]]) -> str:
     same = [row for row in proven if row["auto"] == row["cpsat"]]
     milp = [row for row in rows if row["milp_proven"]]
     alike = [row for row in milp if row["milp"] == row["cpsat"]]
-    return (
-        f"CP-SAT proves {len(proven)} optima; `auto` finds {len(same)} of these, and the {len(milp)} that the"
-        f" reconstructed MILP proves equal CP-SAT's in {len(alike)} cases"
-    )
+    said = f"CP-SAT proves {len(proven)} optima; `auto` finds {len(same)} of these"
+    if not milp:  # it knows no recomputation
+        return said
+    return f"{said}, and the {len(milp)} that the reconstructed MILP proves equal CP-SAT's in {len(alike)} cases"
 
 
 def sentences(tables: Tables) -> Iterator[str]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -8,29 +9,33 @@ from random import Random
 from typing import Any
 
 import highspy
+import pyomo.environ as pyo
 import pytest
 import strategies
 from beatable import cheaper
+from recompute_cases import profile as with_levels
 
 from optpipe_sim import CostProfile, build, load_profile
 from optpipe_sim.checker.times import check_times
-from optpipe_sim.errors import OptPipeError
-from optpipe_sim.ops import BW
+from optpipe_sim.errors import InvalidSchedule, OptPipeError
+from optpipe_sim.ops import BW, B, F, O, Op, R, W
 from optpipe_sim.profile import Offload
 from optpipe_sim.schedule import Schedule
+from optpipe_sim.solvers.milp.constraints import CONSTRAINTS
 from optpipe_sim.solvers.milp.engine import solve_milp, write_model
-from optpipe_sim.solvers.milp.model import build_model
+from optpipe_sim.solvers.milp.model import build_model, model_size
 from optpipe_sim.solvers.milp.options import MilpOptions
 from optpipe_sim.solvers.milp.sets import Sets
-from optpipe_sim.solvers.milp.size import size_formula
-from optpipe_sim.solvers.milp.solvers import matrix
-from optpipe_sim.solvers.milp.times import Plan, earliest, plan, scheduled, set_values
+from optpipe_sim.solvers.milp.times import Starts, earliest, plan, scheduled, set_values
+from optpipe_sim.solvers.milp.variables import Model
 from optpipe_sim.solvers.milp.windows import serial_ns
 from optpipe_sim.solvers.problem import Problem, make_problem
+from optpipe_sim.solvers.treatments import require_alike
 from optpipe_sim.stage_cost import StageCost
 from optpipe_sim.trace import Trace
 
 SCRATCH = MilpOptions(bounds=False, adaoffload=False)
+PAGE = (Path(__file__).parents[3] / "docs" / "milp.md").read_text()
 
 
 def problem(
@@ -179,20 +184,45 @@ def any_options(random: Random) -> MilpOptions:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_size_formula_is_the_size_as_built(seed: int) -> None:
+def test_the_size_is_that_of_the_model_as_built(seed: int) -> None:
     random = Random(seed)
     wanted, options = any_problem(random), any_options(random)
+    wanted = replace(wanted, microbatches=random.randint(1, 7))
     sets = Sets(wanted, options)
-    assert build_model(sets, serial_ns(sets)).size == size_formula(wanted, options)
+    assert build_model(sets, serial_ns(sets)).size == model_size(wanted, options)
 
 
 def test_size_of_the_uniform_problem() -> None:
     """p = 4, m = 8: 4 (3 m) times, 4 * 3 m (m - 1) / 2 orders, and the cost."""
     wanted = problem([(10, 11, 9, 100, 50, 100)] * 4, m=8, limit=400)
-    assert size_formula(wanted)[0] == 4 * 3 * 8 + 4 * 3 * 28 + 1
+    assert model_size(wanted)[0] == 4 * 3 * 8 + 4 * 3 * 28 + 1
 
 
-def planned_starts(wanted: Problem, sets: Sets) -> Iterator[tuple[Problem, Sets, Trace, Plan]]:
+def test_each_constraint_of_the_page_is_a_function_that_states_rows() -> None:
+    """docs/milp.md names the functions in order; the model has a family of rows of each name."""
+    names = [rule.__name__ for rule in CONSTRAINTS]
+    rows = PAGE.split("## Constraints")[1].split("\n## ")[0]
+    assert re.findall(r"^- \*\*`(\w+)`\*\*", rows, re.MULTILINE) == names
+    stated = dict.fromkeys(names, 0)
+    for wanted in (*TINY.values(), replace(TINY["shared engine"], per_stage=True)):
+        model = build_model(Sets(wanted, SCRATCH), 1000).pyomo
+        families = list(model.component_objects(pyo.Constraint))
+        assert [family.name for family in families] == names
+        for family in families:
+            stated[family.name] += len(family)
+    assert all(stated.values()), stated
+
+
+def test_sizes_in_the_documentation() -> None:
+    for p, m in ((4, 8), (8, 16), (16, 32)):
+        stage = (10, 11, 9, 100, 50, 100)
+        kept = problem([stage] * p, m=m, limit=50 * p)
+        away = problem([stage] * p, m=m, limit=50 * p, copies=(5, 5))
+        sizes = (f"{variables} x {rows}" for variables, rows in map(model_size, (kept, away)))
+        assert f"| {p}, {m} | {' | '.join(sizes)} |" in PAGE
+
+
+def planned_starts(wanted: Problem, sets: Sets) -> Iterator[tuple[Problem, Sets, Trace, Starts]]:
     """The starts that the model can state: AdaOffload's and 1F1B's schedule, where they fit."""
     for name in ("adaoffload", "1f1b"):
         limit = {"limit": wanted.limits} if name == "adaoffload" else {}
@@ -208,21 +238,30 @@ def planned_starts(wanted: Problem, sets: Sets) -> Iterator[tuple[Problem, Sets,
             yield wanted, sets, trace, starts
 
 
+def excess(model: Model) -> float:
+    """The largest violation of a row or a bound by the values of the variables."""
+    rows = model.pyomo.component_data_objects(pyo.Constraint)
+    held = [(row.lower, pyo.value(row.body), row.upper) for row in rows]
+    held += [(v.lb, v.value, v.ub) for v in model.pyomo.component_data_objects(pyo.Var)]
+    return max(
+        max(low - value if low is not None else 0, value - most if most is not None else 0)
+        for low, value, most in held
+    )
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_schedules_are_solutions_of_the_model(seed: int) -> None:
     """A schedule's values break no row; its binaries alone give a schedule that is no worse."""
     random = Random(1000 + seed)
-    planned: list[tuple[Problem, Sets, Trace, Plan]] = []
+    planned: list[tuple[Problem, Sets, Trace, Starts]] = []
     while not planned:
         wanted = any_problem(random, links=random.choice(("latency", "serial")))
         planned = list(planned_starts(wanted, Sets(wanted, any_options(random))))
     for wanted, sets, trace, starts in planned:
         model = build_model(sets, trace.cost_ns)
         set_values(model, starts, trace.cost_ns)
-        form = matrix(model)
-        values = form.start()
-        assert values is not None
-        assert form.excess(values) < 1e-6
+        assert all(one.value is not None for one in model.pyomo.component_data_objects(pyo.Var))
+        assert excess(model) < 1e-6
         times = earliest(model)
         assert times is not None
         again = scheduled(wanted, times)
@@ -291,6 +330,17 @@ def solver(request: pytest.FixtureRequest) -> str:
     if request.param == "gurobi":
         pytest.importorskip("gurobipy")
     return str(request.param)
+
+
+def test_per_stage_passes_over_starts_that_treat_activations_differently() -> None:
+    wanted = make_problem(with_levels(1), 2, 100, treatments=("keep", "offload"), per_stage=True)
+    first, second = ([Op(kind, 0, j) for kind in (F, O, R, B, W)] for j in range(2))
+    begun = Schedule(wanted.shape, [[*first[:2], second[0], *second[3:], *first[2:]]])
+    with pytest.raises(InvalidSchedule):
+        require_alike(begun)
+    found = solve_milp(wanted, 30, warm_start=begun, options=SCRATCH, threads=1)
+    assert not found.info["started"]
+    assert found.schedule is None or not found.info["from_warm_start"]
 
 
 def test_infeasible_is_proven(solver: str) -> None:
@@ -381,6 +431,10 @@ def _other_shape() -> Schedule:
         (lambda: solve_milp(uniform(), 0), "time limit: must be above 0 seconds, got 0"),
         (lambda: write_model(uniform(), "model.txt"), ".lp or .mps"),
         (lambda: write_model(uniform(m=400), "model.lp"), "MILP would have .* constraints"),
+        (
+            lambda: solve_milp(make_problem(with_levels(1), 2, 130), 1),
+            "milp is the paper's program, which keeps or offloads .*: give treatments=keep,offload, or",
+        ),
         (lambda: solve_milp(uniform(), 1, solver="nosuch"), "'nosuch' is not available"),
         (
             lambda: solve_milp(uniform(), 1, solver="gurobi"),
