@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .checker.check import check as check
     from .costs.advise.advise import advise as advise
     from .costs.advise.evaluate import evaluate as evaluate
-    from .costs.estimate import estimate as estimate
+    from .costs.estimating import estimate as estimate
     from .errors import Deadlock as Deadlock
     from .errors import InvalidSchedule as InvalidSchedule
     from .errors import NoSolution as NoSolution
@@ -53,7 +53,7 @@ _HOME = {
     "build": ".names",
     "check": ".checker.check",
     "compare": ".study.compare",
-    "estimate": ".costs.estimate",
+    "estimate": ".costs.estimating",
     "evaluate": ".costs.advise.evaluate",
     "explain": ".reasons.explain",
     "frontier": ".solvers.frontier",

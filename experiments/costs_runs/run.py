@@ -19,12 +19,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from optpipe_sim.costs import load_machine, load_model
+from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.doubt import OFFLOADING, Compared, features, kind_of
-from optpipe_sim.costs.estimate import estimate
+from optpipe_sim.costs.layout import Layout
 from optpipe_sim.costs.machines import Machine
 from optpipe_sim.costs.models import Model
-from optpipe_sim.costs.parallelism import Layout
 from optpipe_sim.costs.provenance import iteration_ns, mfu
 from optpipe_sim.costs.published import figure_15, published
 from optpipe_sim.costs.recompute.regions import choice_of

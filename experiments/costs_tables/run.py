@@ -19,9 +19,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from optpipe_sim.costs import load_model
+from optpipe_sim.costs import estimate, load_model
 from optpipe_sim.costs.calibrate import Calibration, calibrate
-from optpipe_sim.costs.estimate import estimate
 from optpipe_sim.costs.machines import Machine, Rates
 from optpipe_sim.costs.provenance import iteration_ns, mfu
 from optpipe_sim.costs.published import (

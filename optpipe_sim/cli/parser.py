@@ -110,7 +110,7 @@ class Parser(argparse.ArgumentParser):
         if not self.command:
             return super().format_help()
         options = [action for action in self._actions if action.option_strings]
-        hidden = [one for one in options if is_research(self.command, one.option_strings)]
+        hidden = [one for one in options if is_research(self.command, one)]
         shown = options if everything else [one for one in options if one not in hidden]
         text = self._get_formatter()
         needed = [one for one in self._actions if one.required or not one.option_strings]
@@ -121,7 +121,7 @@ class Parser(argparse.ArgumentParser):
         given = [one for one in self._actions if not one.option_strings]
         places = {group: [] for group in (None, *GROUPS)}  # type: dict[str | None, list[argparse.Action]]
         for one in shown:
-            places[group_of(self.command, one.option_strings)].append(one)
+            places[group_of(self.command, one)].append(one)
         for title, actions in (
             ("arguments", given),
             *((g, places[g]) for g in GROUPS),

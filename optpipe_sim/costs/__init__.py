@@ -2,13 +2,32 @@
 
 `estimate(model, machine, devices, ...)` is the entry point; `load_model` and `load_machine` take a name or
 a file. Everything is plain arithmetic over the shapes of a layer, so that one estimate takes
-milliseconds.
+milliseconds. Names are looked up on first use: the command line has its options from `layout` and `work` alone.
 """
 
 from __future__ import annotations
 
-from .estimate import estimate
-from .machine_files import load_machine, machine_names
-from .model_files import load_model, model_names
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["estimate", "load_machine", "load_model", "machine_names", "model_names"]
+if TYPE_CHECKING:
+    from .estimating import estimate as estimate
+    from .machine_files import load_machine as load_machine
+    from .machine_files import machine_names as machine_names
+    from .model_files import load_model as load_model
+    from .model_files import model_names as model_names
+
+_HOME = {
+    "estimate": ".estimating",
+    "load_machine": ".machine_files",
+    "load_model": ".model_files",
+    "machine_names": ".machine_files",
+    "model_names": ".model_files",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name], __name__), name)

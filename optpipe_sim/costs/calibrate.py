@@ -18,15 +18,17 @@ import numpy as np
 from ..errors import OptPipeError
 from ..files import plain, read_mapping, write_mapping
 from ..names import build
+from ..option_fields import options_of
 from ..profile import CostProfile
 from ..profile_io import load_profile
 from ..schedule import Schedule
 from ..sim import simulate
-from .estimate import estimate
+from .estimating import estimate
+from .layout import Layout
 from .machines import Machine, Rates
 from .measured import require_op, require_peak, require_time
 from .provenance import iteration_ns
-from .work import HOW
+from .work import Work
 
 # The rates that each kind of measurement determines, and the bounds of plausible ones.
 FITTED = {
@@ -47,25 +49,13 @@ BOUNDS = {
     "working_set": (0.0, 2.0),
     "workspace_mib": (0.0, 8192.0),
 }
-_OPTIONS = [
-    "tp",
-    "cp",
-    "ep",
-    "etp",
-    "dp",
-    "zero",
-    "microbatch",
-    "seq",
-    "chunks",
-    "placement",
-    "recompute",
-    *HOW,
-    "layers",
-    "levels",
-]
-_COUNTS = (
-    "devices", "microbatches", "tp", "cp", "ep", "etp", "dp", "chunks", "microbatch", "seq",
-)  # fmt: skip
+_WHOLE = (
+    "devices",
+    "slices",
+    "slice_by",
+)  # no options of a measurement, which is of whole sequences
+_OPTIONS = [*(key for key in options_of(Layout, Work) if key not in _WHOLE), "levels"]
+_COUNTS = ("devices", "microbatches", "tp", "cp", "ep", "etp", "dp", "chunks", "microbatch", "seq")
 _MEASURED = ("t_f_ms", "t_b_ms", "t_w_ms", "t_comm_ms", "iteration_ms", "peak_gib", "profile")
 TIMES = ("fixed_ms", "op_us")  # outside kernels
 SHARES = ("gemm", "attention", "bandwidth")  # of what kernels could reach

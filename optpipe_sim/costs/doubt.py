@@ -17,10 +17,10 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from .data_files import data_file
+from .layout import Layout
 from .machine_files import load_machine, machine_names
 from .machines import Machine, Rates
 from .models import Model
-from .parallelism import Layout
 from .recompute.regions import RECOMPUTE
 from .work import Work
 

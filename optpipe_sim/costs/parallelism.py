@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from ..errors import OptPipeError
 from ..profile import Nvme, Offload
 from ..stage_cost import StageCost
+from .layout import Layout
 from .machines import Machine, MachineError, Pcie
 from .models import Model
 from .recompute.regions import require_modules
@@ -28,76 +29,6 @@ from .work import (
 )
 
 OPTIMIZER_BYTES = 12  # Adam in mixed precision: fp32 weights and two moments
-
-
-@dataclass(frozen=True)
-class Layout:
-    """The parallelism of a model.
-
-    Attributes:
-        devices: of one replica of the model: tp * cp * pipeline devices.
-        tp, cp: devices that share a layer's matrices; the sequence.
-        ep: devices that share the experts, among the tp * cp * dp of a stage.
-        dp: replicas. `zero`: what they shard: 0 nothing; 1 optimizer states; 2 gradients too;
-            3 weights too.
-        etp: devices that share one expert: tp or 1; None: tp if the experts are distributed over cp and dp only,
-            else 1.
-    """
-
-    devices: int
-    tp: int = 1
-    cp: int = 1
-    ep: int = 1
-    dp: int = 1
-    zero: int = 0
-    etp: int | None = None
-
-    def __post_init__(self) -> None:
-        for key in ("devices", "tp", "cp", "ep", "dp"):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**20:
-                raise OptPipeError(f"{key}: must be a whole number of at least 1, got {value!r}")
-        if self.zero not in (0, 1, 2, 3):
-            raise OptPipeError(f"zero: expected 0, 1, 2 or 3, got {self.zero!r}")
-        if self.devices % (self.tp * self.cp):
-            raise OptPipeError(
-                f"devices: {self.devices} are not a multiple of tp {self.tp} x cp {self.cp};"
-                " give the devices of one replica, stages included"
-            )
-        if (self.tp * self.cp * self.dp) % self.ep:
-            raise OptPipeError(
-                f"ep: {self.ep} does not divide tp {self.tp} x cp {self.cp} x dp {self.dp},"
-                " the devices that hold one stage"
-            )
-        if self.etp is not None and self.etp not in (1, self.tp):
-            raise OptPipeError(f"etp: expected 1 or tp, {self.tp}, got {self.etp!r}")
-        if (self.tp * self.cp * self.dp) % (self.ep * self.expert_tp):
-            raise OptPipeError(
-                f"etp: ep {self.ep} x etp {self.expert_tp} does not divide tp {self.tp} x cp {self.cp}"
-                f" x dp {self.dp}, the devices that hold one stage"
-            )
-
-    @property
-    def pipeline(self) -> int:
-        """Devices along the pipeline, the profile's p."""
-        return self.devices // (self.tp * self.cp)
-
-    @property
-    def expert_tp(self) -> int:
-        """Devices that share one expert."""
-        if self.etp is not None:
-            return self.etp
-        return self.tp if (self.cp * self.dp) % self.ep == 0 else 1
-
-    @property
-    def copies(self) -> int:
-        """Devices that hold the same weights outside the experts."""
-        return self.dp * self.cp
-
-    @property
-    def expert_copies(self) -> int:
-        """Devices that hold the same expert weights."""
-        return max(1, self.tp * self.cp * self.dp // (self.ep * self.expert_tp))
 
 
 def static_bytes(
@@ -353,7 +284,7 @@ def _per_link(nvme: Nvme, pcie: Pcie, sharers: int, per_switch: int, per_node: i
     return max([per_switch, *fits])
 
 
-def check_pairs(model: Model, work: Work, slices: int) -> None:
+def _check_pairs(model: Model, work: Work) -> None:
     """Raise for pairs that nothing runs.
 
     Raises:
@@ -372,7 +303,7 @@ def check_pairs(model: Model, work: Work, slices: int) -> None:
         )
     if "moe" in work.recompute.split("+"):
         raise OptPipeError("recompute: moe excludes pairs; leave out one of them")
-    if slices > 1:
+    if work.slices > 1:
         raise OptPipeError("pairs: of whole sequences; leave out slices, or pairs")
 
 
@@ -396,8 +327,8 @@ def _check_graphs(model: Model, work: Work) -> None:
         raise OptPipeError("cuda graph modules: moe_preprocess needs moe_router, as in Megatron-LM")
 
 
-def check_work(model: Model, work: Work, slices: int = 1) -> None:
-    """Raise for work that cannot be divided over the devices, as one of so many slices of a sequence.
+def check_work(model: Model, work: Work) -> None:
+    """Raise for work, of one slice of a sequence, that cannot be divided over the devices.
 
     Raises:
         OptPipeError: one line with the numbers that do not fit.
@@ -423,7 +354,7 @@ def check_work(model: Model, work: Work, slices: int = 1) -> None:
         raise OptPipeError("overlap: param-gather needs grad-reduce, as in Megatron-LM; give both")
     if work.dtype not in DTYPES:
         raise OptPipeError(f"dtype: expected {', '.join(DTYPES)}, got {work.dtype!r}")
-    check_pairs(model, work, slices)
+    _check_pairs(model, work)
     _check_graphs(model, work)
     if not 1 <= work.imbalance <= work.ep or isinstance(work.imbalance, bool):
         raise OptPipeError(

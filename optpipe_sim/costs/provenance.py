@@ -9,9 +9,10 @@ from ..profile import CostProfile
 from ..profile.iteration import iteration_ns as iteration_ns
 from .doubt import doubt, kind_of
 from .layer import layer
+from .layout import Layout
 from .machines import Machine, Rates
 from .models import Model, beyond_context
-from .parallelism import Layout, optimizer_seconds, replica_bandwidth, static_bytes, static_parts
+from .parallelism import optimizer_seconds, replica_bandwidth, static_bytes, static_parts
 from .roofline import OpTime, head_gemm, projection
 from .work import GRADIENT_BYTES, Work
 

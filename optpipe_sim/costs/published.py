@@ -9,7 +9,7 @@ from ..schedules import REGISTRY
 from . import load_machine, load_model
 from .calibrate import Measurement, Replays, Setup, op_times, run
 from .data_files import data_file
-from .estimate import estimate
+from .estimating import estimate
 from .machines import Machine
 
 # The calibration sees these models only: a half of the Zero Bubble rows, a third of PipeOffload's.

@@ -18,9 +18,8 @@ from .machines import Machine
 from .models import Model
 from .recompute.regions import modules_of
 from .roofline import OpTime, message_seconds
-from .work import Work
+from .work import SLICE_BY, Work
 
-SLICE_BY = ("length", "time", "exchange")
 TILE = 128  # tokens: slices of equal time are whole numbers of these, where they are long enough
 
 
@@ -44,15 +43,15 @@ class Piece(NamedTuple):
         return self.start / self.work.seq
 
 
-def slice_length(seq: int, slices: int, work: Work) -> int:
+def slice_length(work: Work) -> int:
     """Return the tokens of a slice; on average, where they are not equally long.
 
     Raises:
         OptPipeError: if the sequence does not divide, or attention is not fused.
     """
-    if slices == 1 and not isinstance(slices, bool):
-        return seq
-    lengths = slice_lengths(seq, slices)
+    if work.slices == 1 and not isinstance(work.slices, bool):
+        return work.seq
+    lengths = slice_lengths(work.seq, work.slices)
     if not work.flash:
         raise OptPipeError("slices: costs are known of fused attention")
     if "mla_up_proj" in modules_of(work.recompute):

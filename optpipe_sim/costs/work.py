@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+from ..option_fields import option
+from .layout import Layout
 from .models import Model
+from .recompute.regions import RECOMPUTE, choice_of
 
 # How tokens reach their experts: every copy on its own, or once per node (as DeepEP sends them);
 # waited for, or hidden behind the compute of another microbatch (as Megatron-LM can).
@@ -17,11 +20,6 @@ PAIRS = ("none", "combined", "delayed-w")
 # Parts of a layer with experts that CUDA graphs of their own may hold (Megatron-LM's --cuda-graph-modules), and their share of what the host issues
 # for it. Router and preprocessing: 31 of 227 kernels (published/launches.yaml); how these two divide, and that of the attention, are assumed.
 GRAPHED = {"attn": 0.4, "moe_router": 0.1, "moe_preprocess": 0.037}
-# what of `Work` says how a layer runs, whatever the split; `estimate` has arguments of these names
-HOW = (
-    "flash", "dtype", "exchange", "context", "sequence_parallel", "cuda_graphs", "overlap",
-    "grad_reduce_in_bf16", "pairs", "imbalance", "cuda_graph_modules", "accumulate_grads_in_fp32", "weights_in_fp32", "loss_fusion",
-)  # fmt: skip
 # Communication that may hide behind compute, by the Megatron-LM option that hides it.
 OVERLAPS = {
     "grad-reduce": "overlap-grad-reduce",
@@ -34,59 +32,149 @@ GRADIENT_BYTES = 4  # of a weight's gradient, summed up in fp32 unless the work 
 LOSS_FUSIONS = {"none": 4, "native": 8, "te": 2}
 # Bytes of an activation; of those that only linears keep, `layer.INPUTS`, fewer in fp8.
 DTYPES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4, "tf32": 4}
+# what people type for them
+SPELLINGS = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float8": "fp8",
+    "float32": "fp32",
+    "float": "fp32",
+}
+
+
+SLICE_BY = ("length", "time", "exchange")
 
 
 @dataclass(frozen=True)
 class Work:
-    """One microbatch on one device of a stage.
+    """One microbatch, and how its layers run; the fields that are options say what each means.
 
     Attributes:
-        microbatch, seq: sequences, and tokens of each.
-        tp, cp, ep: devices that share a layer's matrices, the sequence, the experts.
-        expert_tp: devices that share one expert's matrices (tp, or 1 where experts take its place).
-        flash: attention scores are never written to memory.
-        recompute: what the backward pass runs again, a choice of `recompute.regions`.
-        dtype: of the GEMMs.
-        sequence_parallel: norms and dropout are shared by the tp devices as well.
-        exchange: how tokens reach experts on other devices, one of `EXCHANGES`.
-        context: what devices that share a sequence exchange, one of `CONTEXTS`: ``ring``, keys and
-            values; ``heads``, parts of the sequence for heads of all of it.
-        cuda_graphs: an iteration runs as CUDA graphs, so that layers with experts wait for no launches.
-        overlap: what hides behind compute, some of `OVERLAPS`: ``grad-reduce``, the replicas' gradients
-            behind the last backward passes; ``param-gather``, the updated weights behind the next
-            iteration's first forward passes; ``tp-comm``, collectives of tensor parallelism behind the GEMMs
-            that they feed or follow.
-        grad_reduce_in_bf16: weights' gradients are summed up, kept and reduced in bf16 (Megatron-LM's option).
-        pairs: how a forward and a backward run as one op, one of `PAIRS`.
-        accumulate_grads_in_fp32: with fp16, weights' gradients are summed up, kept and reduced in fp32 all the same.
-        weights_in_fp32: weights are kept in fp32 and cast for the GEMMs, as torchtitan does.
-        loss_fusion: what the loss keeps of its logits, one of `LOSS_FUSIONS`, or as the machine's rates say.
-        cuda_graph_modules: what of a layer with experts runs as CUDA graphs, some of `GRAPHED`: the host issues the rest.
-        imbalance: tokens of the GPU whose experts get most over the mean, which all others of its stage wait for: 1 where routing is
-            balanced, as by force.
+        tp, cp, ep, expert_tp: of the devices of one stage, see `Layout`; `on` sets them.
     """
 
-    microbatch: int
-    seq: int
+    microbatch: int = option(1, "sequences per microbatch", metavar="N")
+    seq: int = option(4096, "tokens per sequence", metavar="N")
     tp: int = 1
     cp: int = 1
     ep: int = 1
     expert_tp: int = 1
-    flash: bool = True
-    recompute: str = "none"
-    dtype: str = "bf16"
-    sequence_parallel: bool = True
-    exchange: str = "plain"
-    context: str = "ring"
-    cuda_graphs: bool = False
-    overlap: tuple[str, ...] = ()
-    grad_reduce_in_bf16: bool = False
-    pairs: str = "none"
-    accumulate_grads_in_fp32: bool = False
-    weights_in_fp32: bool = False
-    loss_fusion: str = ""
-    imbalance: float = 1.0
-    cuda_graph_modules: tuple[str, ...] = ()
+    flash: bool = option(
+        True,
+        "fused attention, whose scores are never written to memory",
+        off="attention scores go through memory",
+        research=True,
+    )
+    recompute: str = option(
+        "none",
+        "what B recomputes: nothing; norms, activation functions and dropout; the whole layer (full); or modules by"
+        " Megatron-LM's names, as in core_attn,mlp",
+        metavar="none|norms|full|MODULE,...",
+        read=choice_of,
+    )
+    dtype: str = option(
+        "bf16",
+        "number format of the GEMMs: bf16, fp16, fp8, tf32 or fp32",
+        metavar="TYPE",
+        read=lambda text: SPELLINGS.get(text.lower(), text),
+    )
+    sequence_parallel: bool = option(
+        True,
+        "with tp, norms and dropout are shared by its devices, too",
+        off="with tp, norms and dropout are not shared: every device has them for all tokens",
+        research=True,
+    )
+    exchange: str = option(
+        "plain",
+        "of tokens between experts: plain; per-node (once per node, as DeepEP does); overlapped (behind another"
+        " microbatch's compute); per-node-overlapped",
+        metavar="HOW",
+    )
+    context: str = option(
+        "ring",
+        "between devices that share a sequence: ring (keys and values); heads (all-to-all: parts of the sequence for"
+        " heads of all of it)",
+        metavar="HOW",
+        research=True,
+    )
+    cuda_graphs: bool = option(
+        False,
+        "iterations run as CUDA graphs: layers with experts wait for no launches",
+        research=True,
+    )
+    overlap: tuple[str, ...] = option(
+        (),
+        "what hides behind compute, as Megatron-LM can: grad-reduce (the replicas' gradients, behind the last backward"
+        " passes), param-gather (the updated weights, behind the next iteration's first forward passes), tp-comm (tensor"
+        " parallelism's collectives, behind the GEMMs that they feed or follow); default: none of them",
+        metavar="A,B,...",
+    )
+    grad_reduce_in_bf16: bool = option(
+        False, "gradients of weights are summed up, kept and reduced in bf16, not fp32"
+    )
+    pairs: str = option(
+        "none",
+        "a forward and a backward may run as one op that hides their exchange of tokens, replayed layer by layer, and the profile"
+        " says how much; other ops pay all of it: combined (as --overlap-moe-expert-parallel-comm of Megatron-LM; without a"
+        " word), delayed-w (--delay-wgrad-compute, too)",
+        choices=PAIRS,
+        bare="combined",
+    )
+    accumulate_grads_in_fp32: bool = option(
+        False,
+        "with --dtype fp16: gradients of weights are summed up, kept and reduced in fp32, not fp16",
+    )
+    weights_in_fp32: bool = option(
+        False,
+        "weights are kept in fp32 and cast for the GEMMs, as torchtitan does: 16 bytes per weight, not 18",
+    )
+    loss_fusion: str = option(
+        "",
+        "how the loss is computed: none (fp32); native, te (Megatron-LM's --cross-entropy-fusion-impl); default: as the machine"
+        " file's logit_bytes says",
+        choices=tuple(LOSS_FUSIONS),
+    )
+    imbalance: Any = option(  # noqa: RUF009
+        1.0,
+        "tokens of the GPU whose experts get most, over the mean, which all others of its stage wait for: a number, 1 for"
+        " balance, as by force; a range, whose middle costs are taken at; unknown (as runs without balance by force); or a file"
+        " with the tokens of each expert, a line per layer",
+        metavar="X|A..B|FILE",
+    )
+    cuda_graph_modules: tuple[str, ...] = option(
+        (),
+        "or these parts of layers with experts run as CUDA graphs: attn, moe_router, moe_preprocess; the host issues the rest"
+        " (default: all of it)",
+        metavar="A,B,...",
+    )
+    slices: int = option(
+        1, "slices of each sequence, of which later ones attend to more tokens", metavar="N"
+    )
+    slice_by: str = option(
+        "length",
+        "slices of equal length, of equal time: later ones are shorter; or of equal length whose devices exchange parts of the"
+        " attention, as SlimPipe's do",
+        choices=SLICE_BY,
+        research=True,
+    )
+
+    def __post_init__(self) -> None:
+        if self.recompute not in RECOMPUTE:
+            object.__setattr__(self, "recompute", choice_of(self.recompute))
+        for key in ("overlap", "cuda_graph_modules"):
+            object.__setattr__(self, key, tuple(getattr(self, key)))
+
+    def on(self, layout: Layout) -> Work:
+        """Return it on the devices of one stage of a layout."""
+        return replace(
+            self,
+            tp=layout.tp,
+            cp=layout.cp,
+            ep=layout.ep,
+            expert_tp=layout.expert_tp,
+            sequence_parallel=self.sequence_parallel and layout.tp > 1,
+        )
 
     @property
     def tokens(self) -> int:

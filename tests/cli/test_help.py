@@ -44,11 +44,7 @@ def test_help_is_in_groups_without_what_is_for_research(
     titles = [line[:-1] for line in text.splitlines() if line[:-1] in GROUPS and line.endswith(":")]
     assert titles == [group for group in GROUPS if group in titles]
     assert {"your run", "output"} <= set(titles)
-    hidden = [
-        a.option_strings[-1]
-        for a in PARSERS[command]._actions
-        if is_research(command, a.option_strings)
-    ]
+    hidden = [a.option_strings[-1] for a in PARSERS[command]._actions if is_research(command, a)]
     assert hidden
     # descriptions may name them, as a default hangs on one
     assert not set(hidden) & set(listed(text))
@@ -58,15 +54,19 @@ def test_help_is_in_groups_without_what_is_for_research(
     left = [
         a.option_strings
         for a in PARSERS[command]._actions
-        if a.option_strings and group_of(command, a.option_strings) is None
+        if a.option_strings and group_of(command, a) is None
     ]
     assert left == [["-h", "--help"], ["--help-all"]]
 
 
 def test_one_option_is_of_the_run_or_may_vary() -> None:
-    assert group_of("evaluate", ["--pp"]) == "your run"
-    assert group_of("advise", ["--pp"]) == "what may vary"
-    assert group_of("solve", ["--no-such-option"]) is None
+    def group(command: str, name: str) -> str | None:
+        return group_of(command, PARSERS[command]._option_string_actions[name])
+
+    for option in ("--pp", "--tp", "--microbatch"):
+        assert group("evaluate", option) == "your run"
+        assert group("advise", option) == "what may vary"
+    assert group("solve", "--help") is None
 
 
 def test_what_is_for_research_works_without_being_shown() -> None:

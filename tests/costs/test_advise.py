@@ -27,6 +27,7 @@ from optpipe_sim.costs.advise.space import OFFLOADING, Question
 from optpipe_sim.costs.doubt import best_published, compared
 from optpipe_sim.costs.machine_files import machine_names
 from optpipe_sim.costs.provenance import iteration_ns
+from optpipe_sim.costs.work import Work
 from optpipe_sim.errors import InvalidSchedule, NoSolution, OptPipeError, OutOfMemory
 from optpipe_sim.execution import IDEAL
 from optpipe_sim.plot.advise import advice_chart, pareto
@@ -257,7 +258,9 @@ def test_limits_around_are_whole_gib_away() -> None:
 
 def test_devices_share_long_sequences() -> None:
     def shares(seq: int, **asked: tuple[int, ...]) -> set[int]:
-        question = Question(load_model(MODEL), load_machine("h100"), 8, 8, seq, 70 * GIB, **asked)
+        question = Question(
+            load_model(MODEL), load_machine("h100"), 8, 8, Work(seq=seq), 70 * GIB, **asked
+        )
         return {choice.cp for choice in question.choices()}
 
     assert shares(4096) == shares(8192) == {1}
@@ -424,7 +427,9 @@ def test_command_line(tmp_path, capsys) -> None:
 def test_machines_all_answer() -> None:
     for name in machine_names():
         machine = load_machine(name)
-        question = Question(load_model(MODEL), machine, 4, 16, 4096, machine.usable_bytes, pp=(2,))
+        question = Question(
+            load_model(MODEL), machine, 4, 16, Work(), machine.usable_bytes, pp=(2,)
+        )
         found = Search(replace(question, schedules=("1f1b",)), 1, 5.0, 0.0, lambda *_: None).run()
         assert found.rows[0].choice.pp == 2
 

@@ -18,6 +18,7 @@ from optpipe_sim.costs.advise.advise import advise
 from optpipe_sim.costs.advise.replay import kept_in_flight, kept_whole, profile_of, replayed
 from optpipe_sim.costs.advise.rows import Row
 from optpipe_sim.costs.advise.space import IN_FLIGHT, KEEPING, Question
+from optpipe_sim.costs.work import Work
 from optpipe_sim.errors import InvalidSchedule, OptPipeError
 from optpipe_sim.frameworks.seq1f1b import command, options
 
@@ -28,8 +29,8 @@ LONG = {"gpus": 4, "global_batch": 2, "seq": 65536}
 SPLIT = {"tp": 1, "cp": 1, "pp": 4, "chunks": (1, 2), "recompute": ("none", "full")}
 
 
-def question(**asked: object) -> Question:
-    return Question(load_model(MODEL), load_machine("h100"), 8, 8, 65536, 70 * GIB, **asked)  # type: ignore[arg-type]
+def question(work: Work = Work(seq=65536), **asked: object) -> Question:  # noqa: B008
+    return Question(load_model(MODEL), load_machine("h100"), 8, 8, work, 70 * GIB, **asked)  # type: ignore[arg-type]
 
 
 def test_what_sequences_are_cut_into() -> None:
@@ -51,9 +52,9 @@ def test_what_sequences_are_cut_into() -> None:
     assert {one.slice_by for one in question(slices=(4,), schedules=("seq1f1b",)).choices()} == {
         "time"
     }
-    layout = next(iter(question(slices=(2,), slice_by="length").choices())).layout
+    layout = next(iter(question(slices=(2,), slice_by="length").choices())).options
     assert (layout["slices"], layout["slice_by"]) == (2, "length")
-    assert "slices" not in next(iter(question().choices())).layout
+    assert "slices" not in next(iter(question().choices())).options
 
 
 @pytest.mark.parametrize("limit", [70 * GIB, 20 * GIB])

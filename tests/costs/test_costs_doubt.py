@@ -26,7 +26,7 @@ from optpipe_sim.costs.doubt import (
     pools,
 )
 from optpipe_sim.costs.layer import Gemm, layer
-from optpipe_sim.costs.parallelism import Layout
+from optpipe_sim.costs.layout import Layout
 from optpipe_sim.costs.provenance import mfu, mfu_ceiling, sync_seconds
 from optpipe_sim.costs.published import published
 from optpipe_sim.costs.roofline import cast_bytes, gemm_dtype, gemm_seconds, message_seconds

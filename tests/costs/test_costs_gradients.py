@@ -10,7 +10,8 @@ from optpipe_sim.costs import estimate, load_machine
 from optpipe_sim.costs.advise.evaluate import evaluate
 from optpipe_sim.costs.doubt import compared
 from optpipe_sim.costs.layer import Gemm
-from optpipe_sim.costs.parallelism import Layout, static_bytes, zero_seconds
+from optpipe_sim.costs.layout import Layout
+from optpipe_sim.costs.parallelism import static_bytes, zero_seconds
 from optpipe_sim.costs.provenance import sync_seconds
 from optpipe_sim.costs.roofline import gemm_seconds
 from optpipe_sim.errors import OptPipeError

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from optpipe_sim.costs.estimate import estimate
+from optpipe_sim.costs import estimate
 from optpipe_sim.costs.layer import layer
 from optpipe_sim.costs.machine_files import load_machine
 from optpipe_sim.costs.model_files import load_model

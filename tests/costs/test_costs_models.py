@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from optpipe_sim.costs import load_model, machine_names, model_names
-from optpipe_sim.costs.estimate import estimate
+from optpipe_sim.costs import estimate, load_model, machine_names, model_names
 from optpipe_sim.costs.layer import LSE_BYTES, layer
 from optpipe_sim.costs.models import ModelError, active_parameters, beyond_context, parameters
 from optpipe_sim.costs.parallelism import check_work

@@ -11,11 +11,11 @@ import yaml
 
 from optpipe_sim import Schedule, build, evaluate, load_profile, simulate
 from optpipe_sim.cli import main
-from optpipe_sim.costs import load_machine, load_model
+from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.advise.space import Question
 from optpipe_sim.costs.calibrate import calibrate, load_measurements
-from optpipe_sim.costs.estimate import estimate
 from optpipe_sim.costs.provenance import iteration_ns
+from optpipe_sim.costs.work import Work
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.frameworks.megatron.family import plan_for
 
@@ -58,7 +58,7 @@ def test_experts_may_take_the_place_of_tp(tmp_path: Path) -> None:
 def test_who_shares_an_expert_is_asked_for() -> None:
     def found(**asked: tuple[int, ...]) -> set[tuple[int, int | None]]:
         model, machine = load_model("qwen3-30b-a3b"), load_machine("h100")
-        question = Question(model, machine, 16, 16, 4096, 70 * 2**30, **asked)
+        question = Question(model, machine, 16, 16, Work(), 70 * 2**30, **asked)
         return {(choice.tp, choice.etp) for choice in question.choices()}
 
     assert {etp for _, etp in found()} == {None}

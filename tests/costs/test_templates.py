@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from optpipe_sim.cli import main
-from optpipe_sim.costs import load_machine, load_model
+from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.calibrate import calibrate, load_measurements
-from optpipe_sim.costs.estimate import estimate
 from optpipe_sim.costs.machine_files import KINDS, template
 from optpipe_sim.costs.machines import Machine, Pcie
 from optpipe_sim.costs.models import Model

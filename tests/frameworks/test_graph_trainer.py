@@ -8,7 +8,7 @@ import pytest
 from unit_profiles import unit_profile
 
 from optpipe_sim import CostProfile, build
-from optpipe_sim.costs.estimate import estimate
+from optpipe_sim.costs import estimate
 from optpipe_sim.errors import InvalidSchedule, OptPipeError
 from optpipe_sim.frameworks.graph_trainer import command, nearest, options
 

@@ -12,7 +12,7 @@ from megatron_grammar import Refused, accept, check_layout, check_world, stages_
 from unit_profiles import unit_profile
 
 from optpipe_sim import CostProfile, build, simulate
-from optpipe_sim.costs.estimate import estimate
+from optpipe_sim.costs import estimate
 from optpipe_sim.errors import InvalidSchedule, OptPipeError, ProfileError
 from optpipe_sim.frameworks.megatron.family import (
     Choice,

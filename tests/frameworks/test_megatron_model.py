@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from megatron_grammar import accept, printed
 
-from optpipe_sim.costs import load_model
-from optpipe_sim.costs.estimate import estimate
+from optpipe_sim.costs import estimate, load_model
 from optpipe_sim.costs.megatron_arguments import arguments_in, model_of
 from optpipe_sim.costs.model_files import model_names
 from optpipe_sim.costs.models import Model, ModelError, parameters

@@ -11,7 +11,7 @@ import pytest
 from unit_profiles import unit_profile
 
 from optpipe_sim import CostProfile, Schedule, Shape, build, load_profile
-from optpipe_sim.costs.estimate import estimate
+from optpipe_sim.costs import estimate
 from optpipe_sim.errors import InvalidSchedule, OptPipeError
 from optpipe_sim.frameworks import torchtitan, torchtitan_search
 from optpipe_sim.frameworks.torch_csv import from_torch_csv, torch_csv

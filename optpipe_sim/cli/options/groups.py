@@ -3,33 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import argparse
 
 RUN, VARY, SEARCH, OUTPUT = "your run", "what may vary", "search", "output"
 GROUPS = (RUN, VARY, SEARCH, OUTPUT)
 
+# of the options that are no fields, which say their group themselves (`fields.add_fields`)
 _OPTIONS = {
-    RUN: "--model --machine --calibrate --gpus --devices --global-batch --seq -m --stages --pp --tp --cp --ep --etp --dp --zero"
-    " --microbatch --layers --schedule --recompute --dtype --overlap --exchange --pairs --imbalance --capacity-factor --pad-to-capacity --context --no-flash --no-sequence-parallel"
-    " --grad-reduce-in-bf16 --accumulate-grads-in-fp32 --weights-in-fp32 --loss-fusion --cuda-graphs --cuda-graph-modules --memory-limit --limits --measured-ms --measured-tokens-per-s --measured-gib --execution --lengths"
-    " --device --profile --against --op --mode --fit --instance --bound --proof --by --how",
-    VARY: "--family --treatments --per-stage --schedules --chunks --placement --slices --slice-by --levels --offload --offload-to"
-    " --margin --noise",
-    SEARCH: "--time-limit --gap --top --seed --objective --engine --workers --no-cache --solver --evaluations --warm-start --quantile"
-    " --samples --force --lp",
-    OUTPUT: "--json -q --save --save-profile --save-measurement --save-run --save-trace --report --gantt --chart --csv --figure --write --from --to"
-    " --trace --log --write-model --solution --out --library --scripts --script",
-}  # fmt: skip
+    RUN: "--model --machine --calibrate --gpus --devices --global-batch --seq -m --stages --pp --microbatch --layers --schedule"
+    " --recompute --dtype --capacity-factor --pad-to-capacity --memory-limit --limits --measured-ms --measured-tokens-per-s"
+    " --measured-gib --execution --lengths --device --profile --against --op --mode --fit --instance --bound --proof --by --how",
+    VARY: "--family --treatments --per-stage --schedules --chunks --placement --slices --levels --offload --offload-to"
+    " --margin --noise --pairs",
+    SEARCH: "--time-limit --gap --top --seed --objective --engine --workers --no-cache --solver --evaluations --warm-start"
+    " --quantile --samples --force --lp",
+    OUTPUT: "--json -q --save --save-profile --save-measurement --save-run --save-trace --report --gantt --chart --csv"
+    " --figure --write --from --to --trace --log --write-model --solution --out --library --scripts --script",
+}
 _GROUP_OF = {name: group for group, names in _OPTIONS.items() for name in names.split()}
 # what a run has in one command is what may vary in another
 _ELSEWHERE = {
-    "advise": {
-        VARY: "--pp --tp --cp --ep --etp --dp --zero --microbatch --recompute",
-    },
-    "solve": {VARY: "--layers --pairs"},
-    "frontier": {VARY: "--pairs"},
-    "evaluate": {RUN: "--chunks --log"},
-    "estimate": {RUN: "--chunks --placement --slices --slice-by"},
+    "advise": {VARY: "--pp --recompute"},
+    "solve": {VARY: "--layers"},
+    "evaluate": {RUN: "--log"},
 }
 _RESEARCH = {
     "solve": "--engine --objective --solver --write-model --force --evaluations --warm-start --quantile --samples --workers --log",
@@ -38,20 +34,21 @@ _RESEARCH = {
     "simulate": "--engine --objective",
     "explain": "--objective",
     "report": "--objective",
-    "advise": "--slice-by --no-flash --no-sequence-parallel --context --seed",
-    "evaluate": "--no-flash --no-sequence-parallel --context --cuda-graphs",
-    "estimate": "--slice-by --no-flash --no-sequence-parallel --context --cuda-graphs --offload",
+    "advise": "--seed",
+    "estimate": "--offload",
 }
 
 
-def group_of(command: str, names: Iterable[str]) -> str | None:
-    """Return the group of an option of a command, by any of its names; None: it is of none."""
+def group_of(command: str, action: argparse.Action) -> str | None:
+    """Return the group of an option of a command; None: it is of none."""
     own = {
         name: group for group, text in _ELSEWHERE.get(command, {}).items() for name in text.split()
     }
-    return next((found for name in names if (found := own.get(name) or _GROUP_OF.get(name))), None)
+    known = (own.get(name) or _GROUP_OF.get(name) for name in action.option_strings)
+    return getattr(action, "group", None) or next(filter(None, known), None)
 
 
-def is_research(command: str, names: Iterable[str]) -> bool:
+def is_research(command: str, action: argparse.Action) -> bool:
     """Whether ``--help`` of a command leaves an option out."""
-    return not set(names).isdisjoint(_RESEARCH.get(command, "").split())
+    named = not set(action.option_strings).isdisjoint(_RESEARCH.get(command, "").split())
+    return named or getattr(action, "research", False)

@@ -9,20 +9,12 @@ from ...errors import OptPipeError
 from ...units import Size, as_limit, has_unit, parse_instant, parse_size, size_text, written_size
 
 MOST_PROCESSES = 1024
-# what people type for a framework, and for a type of numbers
+# what people type for a framework
 FRAMEWORKS = {
     "megatron-lm": "megatron",
     "megatron-core": "megatron",
     "mcore": "megatron",
     "torch-titan": "torchtitan",
-}
-DTYPES = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "float8": "fp8",
-    "float32": "fp32",
-    "float": "fp32",
 }
 MOST_REPEATS = 100_000  # of one measurement
 
@@ -35,6 +27,11 @@ def count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
     return value
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """``1,2,4``."""
+    return tuple(map(count, text.split(",")))
 
 
 def count_to(most: int) -> Callable[[str], int]:
@@ -131,11 +128,6 @@ def framework(text: str) -> str:
     return FRAMEWORKS.get(text.lower(), text)
 
 
-def dtype(text: str) -> str:
-    """``bf16``, also as ``bfloat16``."""
-    return DTYPES.get(text.lower(), text)
-
-
 def size(text: str) -> Size:
     """Parse a size; with a unit it stays as it was written."""
     try:
@@ -186,16 +178,6 @@ def treatments(text: str) -> list[str]:
     if not given or not set(given) <= set(TREATMENTS):
         raise argparse.ArgumentTypeError(f"must be some of {','.join(TREATMENTS)}, got {text!r}")
     return given
-
-
-def recomputed(text: str) -> str:
-    """``none``, ``norms``, ``full``, or modules of a layer: ``core_attn,mlp``."""
-    from ...costs.recompute.regions import choice_of
-
-    try:
-        return choice_of(text)
-    except OptPipeError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("recompute: ")) from None
 
 
 def names(text: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...errors import OptPipeError
 from ...execution import Execution, load_execution
+from ...option_fields import made_of, takes
 from ...solvers.options import TREATMENTS
 from ...units import Size, as_limit
 from ..calibrate import Calibration
@@ -17,14 +18,26 @@ from ..machines import Machine
 from ..model_files import load_model
 from ..models import Model
 from ..recompute.regions import RECOMPUTE, choice_of
+from ..work import Work
 from .rows import Advice
 from .search import OnProgress, Search
 from .space import Question, as_choices
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 Several = int | Sequence[int]
+# of `Work`: what only a configuration in use has
+_SEVERAL = (
+    "cuda_graphs",
+    "cuda_graph_modules",
+    "grad_reduce_in_bf16",
+    "accumulate_grads_in_fp32",
+    "weights_in_fp32",
+    "loss_fusion",
+    "pairs",
+)
 
 
+@takes(Work, without=_SEVERAL)
 def advise(
     model: Model | Source,
     machine: Machine | Source,
@@ -56,14 +69,8 @@ def advise(
     chunks: Several | None = None,
     slices: Several | str = 1,
     slice_by: str = "time",
-    flash: bool = True,
-    dtype: str = "bf16",
-    exchange: str = "plain",
     execution: Execution | str = "ideal",
-    context: str = "ring",
-    sequence_parallel: bool = True,
-    overlap: Sequence[str] = (),
-    imbalance: Any = 1.0,
+    **options: Any,
 ) -> Advice:
     """Return the best configuration of each of the `top` best splits of a model over GPUs.
 
@@ -83,12 +90,12 @@ def advise(
         on_progress: called with what is going on, how much of it is done, and of how much. `on_wait`: called
             before the engines are compiled, once on a machine, which takes longer than `time_limit`.
         pp, tp, cp, dp, ep, zero, microbatch, chunks: what may be chosen, a number or several; see
-            `parallelism.Layout` and `estimate`; `etp`, too, which is one size unless given. By default whatever divides; devices share sequences (cp) where each has
-            8,192 tokens of one at least.
-        flash, dtype, exchange, context, sequence_parallel, overlap: as for `estimate`. `imbalance`: too, but for a file.
-        execution: as for `evaluate`.
+            `layout.Layout` and `estimate`; `etp`, too, which is one size unless given. By default whatever divides; devices share
+            sequences (cp) where each has 8,192 tokens of one at least.
         slices, slice_by: slices of each sequence, a number, several, or ``auto``: those with 8,192 tokens per
             device at least; of equal ``length`` or ``time``.
+        execution: as for `evaluate`.
+        options: fields of `Work`, as for `estimate`; an imbalance of a file is for `evaluate`.
 
     Raises:
         OutOfMemory: where nothing fits; names what needs the least.
@@ -100,9 +107,16 @@ def advise(
         machine = machine.with_rates(calibration.rates)
     _check(top, margin)
     lists = {
-        "pp": pp, "tp": tp, "cp": cp, "dp": dp, "ep": ep, "zero": zero, "microbatch": microbatch,
-        "chunks": chunks, "etp": etp,
-    }  # fmt: skip
+        "pp": pp,
+        "tp": tp,
+        "cp": cp,
+        "dp": dp,
+        "ep": ep,
+        "etp": etp,
+        "zero": zero,
+        "microbatch": microbatch,
+        "chunks": chunks,
+    }
     listed = {key: as_choices(key, value) for key, value in lists.items() if value is not None}
     if isinstance(slices, str) and slices != "auto":
         raise OptPipeError(f"slices: expected auto or numbers of at least 1, got {slices!r}")
@@ -110,23 +124,18 @@ def advise(
     levels = tuple(map(choice_of, as_choices("recompute", recompute) or RECOMPUTE))
     if "recompute" not in allowed:
         levels = tuple(name for name in levels if name == "none")
+    imbalance = for_any_ep(options.pop("imbalance", 1.0), model.experts)
+    (work,) = made_of(options, Work, seq=seq, imbalance=imbalance)
     question = Question(
         model,
         machine,
         gpus,
         global_batch,
-        seq,
+        work,
         _limit(machine, margin, memory_limit),
         recompute=levels,
         schedules=as_choices("schedules", schedules),
-        flash=flash,
-        dtype=dtype,
-        exchange=exchange,
         execution=load_execution(execution),
-        context=context,
-        sequence_parallel=sequence_parallel,
-        overlap=tuple(overlap),
-        imbalance=for_any_ep(imbalance, model.experts),
         slices=None if slices == "auto" else as_choices("slices", slices),
         slice_by=slice_by,
         treatments=allowed,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from ...bounds.bounds import lower_bound
 from ...errors import OptPipeError
 from ...execution import Execution, load_execution
 from ...names import ENTRIES, parse_name
+from ...option_fields import made_of, options_of, takes
 from ...reasons.hints import Hint
 from ...schedules import INTERLEAVED, PLAIN
 from ...solvers.starts import LOOP, VEE
@@ -17,19 +18,24 @@ from ...trace import Trace
 from ...units import Size, as_limit, as_size, format_size, format_time, html_table
 from ..calibrate import Calibration
 from ..doubt import kind_of, plausibility
-from ..estimate import estimate
+from ..layout import Layout
 from ..machine_files import load_machine
 from ..machines import Machine
 from ..measured import require_peak, require_time
 from ..model_files import load_model
 from ..models import Model
 from ..provenance import iteration_ns, mfu
-from ..recompute.regions import choice_of
+from ..work import Work
 from .advise import Source
 from .hints import SECONDS, hints_for
-from .replay import replayed_freely
+from .replay import profile_of, replayed_freely
 from .rows import MEMORY_ERROR, Advice, Row
 from .space import Choice, Question, require_count
+
+# of a configuration in use: what follows from others, and slices, which no trainer of it has
+_CHOSEN = ("devices", "dp", "placement", "slices", "slice_by")
+_OWN = ("microbatch", "recompute", "slices", "slice_by")  # of a choice
+_HOW = [key for key in options_of(Work) if key not in _OWN]
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,7 @@ class Evaluation:
         question, causal = self.advice.question, self.measured_mfu(causal=True)
         assert causal is not None
         kind = kind_of(question.model)
-        beyond, why = plausibility(question.machine, kind, question.dtype, causal)
+        beyond, why = plausibility(question.machine, kind, question.work.dtype, causal)
         if beyond is False:
             found.append(f"the measured time is not plausible: {why}; is the batch right?")
         return found
@@ -181,8 +187,8 @@ class Evaluation:
         choice, question = self.row.choice, self.advice.question
         row = {
             "model": question.model.name,
-            **choice.layout,
-            **question.common,
+            **choice.options,
+            **{key: getattr(question.work, key) for key in _HOW},
             "imbalance": self.row.profile.meta["work"].get("imbalance", 1.0),
             "layers": self.row.profile.meta["layers_per_stage"],
             "schedule": self.row.schedule,
@@ -196,6 +202,7 @@ class Evaluation:
         return row
 
 
+@takes(Layout, Work, without=_CHOSEN)
 def evaluate(
     model: Model | Source,
     machine: Machine | Source,
@@ -206,52 +213,32 @@ def evaluate(
     global_batch: int | None = None,
     schedule: str | None = None,
     pp: int = 1,
-    tp: int = 1,
-    cp: int = 1,
-    ep: int = 1,
-    etp: int | None = None,
     zero: int | None = None,
-    microbatch: int = 1,
-    chunks: int = 1,
-    recompute: str | Sequence[str] = "none",
-    layers: list[int] | None = None,
-    flash: bool = True,
-    dtype: str = "bf16",
-    exchange: str = "plain",
     execution: Execution | str = "ideal",
-    context: str = "ring",
-    sequence_parallel: bool = True,
-    cuda_graphs: bool = False,
-    overlap: Sequence[str] = (),
-    grad_reduce_in_bf16: bool = False,
-    pairs: str = "none",
-    accumulate_grads_in_fp32: bool = False,
-    weights_in_fp32: bool = False,
-    loss_fusion: str = "",
-    imbalance: Any = 1.0,
-    cuda_graph_modules: Sequence[str] = (),
     memory_limit: Size | None = None,
     calibration: Calibration | None = None,
     measured_ns: float | None = None,
     measured_bytes: Size | None = None,
+    **options: Any,
 ) -> Evaluation:
     """Time, MFU and memory of one configuration, as predicted, beside what was measured.
 
     Args:
-        gpus: in all; what pp, tp and cp leave are replicas. `seq`: tokens per sequence.
+        gpus: in all; what pp, tp and cp leave are replicas.
+        seq: tokens per sequence.
         microbatches: m, per replica and iteration, of `microbatch` sequences each. `global_batch`: or sequences per
             iteration, in all; one of the two.
         schedule: a published one by name, options included; None: 1F1B, interleaved with `chunks`, and with `pairs` Megatron-LM's
             combined one.
             ``1f1b:recompute=LEVEL`` takes a level of `estimate(levels=True)`.
-        pp, tp, cp, ep, etp, zero, chunks, recompute, layers, flash, dtype, exchange, context, cuda_graphs, overlap, grad_reduce_in_bf16, accumulate_grads_in_fp32,
-            weights_in_fp32, loss_fusion, pairs, imbalance, cuda_graph_modules: as for `estimate`;
-            zero is 1 by default where there are replicas.
+        pp: devices along the pipeline.
+        zero: what is sharded over the replicas, as for `estimate`; 1 by default where there are replicas.
         execution: how the trainer issues the work, a name or what `load_execution` returns. Rates are fitted to ideal
             replays of whole runs, and so have a part of it already: it tells schedules apart, and makes times longer.
         memory_limit: per device, not enforced; None: what driver and libraries leave.
         calibration: what `calibrate` returned; its rates are used.
         measured_ns: the time of an iteration. `measured_bytes`: the peak of the fullest GPU.
+        options: fields of `Layout` and of `Work`, as for `estimate`.
 
     Raises:
         OptPipeError: one line, for what can never be, measurements among it.
@@ -260,40 +247,52 @@ def evaluate(
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
     if calibration is not None:
         machine = machine.with_rates(calibration.rates)
-    counts = {"gpus": gpus, "seq": seq, "pp": pp, "tp": tp, "cp": cp, "ep": ep, "chunks": chunks}
-    counts |= {"microbatch": microbatch}
+    tp, cp, chunks = (options.get(key, 1) for key in ("tp", "cp", "chunks"))
+    counts = {"tp": 1, "cp": 1, "ep": 1, "chunks": 1, "microbatch": 1}
+    counts = {"gpus": gpus, "seq": seq, "pp": pp} | {
+        k: options.get(k, v) for k, v in counts.items()
+    }
     for key, value in counts.items():
         require_count(key, value)
-    microbatches = _microbatches(microbatches, global_batch, gpus // (pp * tp * cp), microbatch)
-    name = schedule or _usual(pp, chunks, pairs)
-    chunks, placement = _cut(name, chunks)
     dp = _replicas(gpus, pp, tp, cp)
-    recompute = choice_of(recompute)
     zero = (1 if dp * cp > 1 else 0) if zero is None else zero
+    (work,) = made_of(options, Work, seq=seq)
+    m = _microbatches(microbatches, global_batch, dp, work.microbatch)
+    name = schedule or _usual(pp, chunks, work.pairs)
+    chunks, placement = _cut(name, chunks)
     limit = machine.usable_bytes if memory_limit is None else as_limit("memory limit", memory_limit)
     choice = Choice(
-        pp, tp, cp, dp, ep, zero, microbatch, microbatches, recompute, chunks, placement, etp=etp
+        pp,
+        tp,
+        cp,
+        dp,
+        counts["ep"],
+        zero,
+        work.microbatch,
+        m,
+        work.recompute,
+        chunks,
+        placement,
+        etp=options.get("etp"),
     )
+    keys = ("pp", "tp", "cp", "dp", "ep", "zero", "microbatch", "chunks", "recompute")
+    lists: dict[str, Any] = {key: (getattr(choice, key),) for key in keys}
     question = Question(
-        model, machine, gpus, dp * microbatch * microbatches, seq, limit,
-        (pp,), (tp,), (cp,), (dp,), (ep,), (zero,), (microbatch,), (chunks,), (recompute,),
-        (name,), flash, dtype, exchange, context, sequence_parallel, etp=None if etp is None else (etp,),
-        cuda_graphs=cuda_graphs, overlap=tuple(overlap), grad_reduce_in_bf16=grad_reduce_in_bf16,
-        accumulate_grads_in_fp32=accumulate_grads_in_fp32, weights_in_fp32=weights_in_fp32, loss_fusion=loss_fusion,
-        pairs=pairs, imbalance=imbalance, cuda_graph_modules=tuple(cuda_graph_modules),
-        execution=load_execution(execution),
-    )  # fmt: skip
-    profile = estimate(
         model,
         machine,
-        **question.common,
-        **choice.layout,
-        layers=layers,
-        levels=True if "recompute" in parse_name(name)[1] else None,
+        gpus,
+        dp * work.microbatch * m,
+        work,
+        limit,
+        **lists,
+        schedules=(name,),
+        etp=None if choice.etp is None else (choice.etp,),
+        execution=load_execution(execution),
     )
-    profile = question.limited(profile)
-    trace = replayed_freely(profile, microbatches, name)
-    least = lower_bound(profile, microbatches, pairs=bool(profile.pair_hidden))
+    levels = True if "recompute" in parse_name(name)[1] else None
+    profile = profile_of(question, choice, levels, layers=options.get("layers"))
+    trace = replayed_freely(profile, m, name)
+    least = lower_bound(profile, m, pairs=bool(profile.pair_hidden))
     bound = iteration_ns(profile, least.ns)
     row = Row(choice, name, profile, trace, bound, question.global_batch * seq)
     advice = Advice(question, (row,), 1, 0, {}, 0, None, 0.0, (), calibration)

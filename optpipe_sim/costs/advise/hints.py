@@ -8,12 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from ...names import parse_name
-from ...profile import CostProfile
 from ...reasons.hints import MANY_OPS, Alternative, Hint, best_hints
 from ...schedules import USUAL
 from ...solvers.starts import LOOP, VEE
 from ...trace import Trace
-from ..estimate import estimate
 from ..provenance import iteration_ns
 from .replay import profile_of, replayed_freely
 from .rows import Row
@@ -55,7 +53,7 @@ def hints_for(
 def _alternatives(
     question: Question, row: Row, check: Callable[[Trace], None]
 ) -> Iterator[Alternative]:
-    choice = row.choice
+    choice, usual = row.choice, question.work
     counts = row.profile.meta["layers_per_stage"]
     balanced = profile_of(question, choice).meta["layers_per_stage"]
     given = None if counts == balanced else counts  # else they are balanced for each alternative
@@ -77,19 +75,19 @@ def _alternatives(
             [("etp 1", {"etp": 1})] if choice.tp > 1 and choice.etp != 1 else []
         )
         for text, change in layouts:
-            for exchange in (question.exchange, *EXCHANGES):
-                if question.pairs != "none" and exchange.endswith("overlapped"):
+            for exchange in (usual.exchange, *EXCHANGES):
+                if usual.pairs != "none" and exchange.endswith("overlapped"):
                     continue  # pairs say what is hidden
-                asked = replace(question, exchange=exchange, etp=None)
-                words = [text, f"exchange {exchange}" if exchange != question.exchange else ""]
+                asked = replace(question, work=replace(usual, exchange=exchange), etp=None)
+                words = [text, f"exchange {exchange}" if exchange != usual.exchange else ""]
                 if any(words):
                     ways.append((", ".join(filter(None, words)), change, asked))
         for text, change, asked in ways:
             yield changed(text, "experts", asked=asked, **change)
     for overlap in OVERLAPS:
-        more = tuple(dict.fromkeys((*question.overlap, *overlap)))
-        if more != question.overlap:
-            asked = replace(question, overlap=more)
+        more = tuple(dict.fromkeys((*usual.overlap, *overlap)))
+        if more != usual.overlap:
+            asked = replace(question, work=replace(usual, overlap=more))
             yield changed(f"overlap {','.join(more)}", f"overlap {overlap[0]}", asked=asked)
     for stage in _fuller(counts):
         layers = list(counts)
@@ -131,15 +129,8 @@ def _replayed(
     layers: list[int] | None,
     check: Callable[[Trace], None],
 ) -> tuple[float, int, bool]:
-    made: CostProfile = estimate(
-        question.model,
-        question.machine,
-        **question.common,
-        **choice.layout,
-        layers=layers,
-        levels=True if "recompute=" in name else None,
-    )
-    profile = question.limited(made)
+    levels = True if "recompute=" in name else None
+    profile = profile_of(question, choice, levels, layers=layers)
     trace = replayed_freely(profile, choice.microbatches, name)
     check(trace)
     return iteration_ns(profile, trace.cost_ns), max(trace.peak_bytes), trace.fits

@@ -15,7 +15,7 @@ from ...solvers.starts import LOOP
 from ...solvers.treatments import require_alike, restrict
 from ...trace import Trace
 from ...units import size_text
-from ..estimate import estimate
+from ..estimating import estimated
 from .space import IN_FLIGHT, KEEPING, Choice, Question
 
 # these take longer to build than to bound; in the order in which they are tried
@@ -27,25 +27,19 @@ UNDER_LIMIT = (*those(lambda entry: entry.ours), "optpipe")
 def profile_of(
     question: Question,
     choice: Choice,
-    levels: bool = False,
+    levels: bool | None = False,
     items: bool = False,
     layers: Sequence[int] | None = None,
 ) -> CostProfile:
     """Return the estimated profile of a choice, under the question's limit and with the treatments that it
-    allows; with or without levels of recomputation, and with the model's `layers` per stage, or balanced.
+    allows; with or without levels of recomputation (None: as `estimate` has them), and with the model's `layers` per
+    stage, or balanced.
 
     Raises:
         OptPipeError: for a choice that the model or the machine does not admit.
     """
-    made = estimate(
-        question.model,
-        question.machine,
-        **question.common,
-        **choice.layout,
-        levels=levels,
-        items=items,
-        layers=layers,
-    )
+    layout, work = question.layout(choice, layers), question.work_of(choice)
+    made = estimated(question.model, question.machine, layout, work, levels, items)
     return question.limited(restrict(made, question.treatments))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from statistics import median
 from typing import Any, NamedTuple
@@ -15,11 +15,9 @@ from ...trace import Trace
 from ...units import format_size, format_time, html_table
 from ..calibrate import Calibration
 from ..doubt import Doubt, caution, doubt, kind_of, plausibility
-from ..estimate import estimate
-from ..parallelism import Layout
 from ..provenance import iteration_ns, mfu
-from ..work import HOW, Work
 from .memory import Bought
+from .replay import profile_of
 from .space import Choice, Question
 
 # Median error of memory on measured rows that no rate was fitted to (results/costs_tables.md: Zero
@@ -298,12 +296,9 @@ class Advice:
         if self.calibration is not None:
             return _of_calibration(self.calibration)
         question, choice = self.question, row.choice
-        keys = ("devices", "tp", "cp", "ep", "dp", "zero", "etp")
-        layout = Layout(**{key: choice.layout[key] for key in keys if key in choice.layout})
-        how = {key: question.common[key] for key in HOW}
-        how["imbalance"] = row.profile.meta["work"].get("imbalance", 1.0)
-        spread = choice.tp, choice.cp, choice.ep, layout.expert_tp
-        work = Work(choice.microbatch, question.seq, *spread, recompute=choice.recompute, **how)
+        layout = question.layout(choice)
+        imbalance = row.profile.meta["work"].get("imbalance", 1.0)
+        work = replace(question.work_of(choice).on(layout), imbalance=imbalance)
         return doubt(
             question.model,
             question.machine,
@@ -316,7 +311,7 @@ class Advice:
         """Whether some published run reached the row's MFU, and which; None where none is known."""
         question = self.question
         return plausibility(
-            question.machine, kind_of(question.model), question.dtype, row.mfu_causal
+            question.machine, kind_of(question.model), question.work.dtype, row.mfu_causal
         )
 
     def tied(self, row: Row) -> bool:
@@ -343,7 +338,7 @@ class Advice:
         parts = self.parts(row)
         if parts["gradients"] + parts["collectives"] > LOSS and "collective" not in _fitted(row):
             found.append("the rate of collectives is assumed")
-        hides = self.question.overlap
+        hides = self.question.work.overlap
         if parts["gradients"] > LOSS and "grad-reduce" not in hides:
             found.append("the gradients of replicas are hidden by nothing")
         if choice.tp > 1 and parts["collectives"] > LOSS and "tp-comm" not in hides:
@@ -359,7 +354,7 @@ class Advice:
                 if uneven and uneven["high"] > 1
                 else "experts are taken as evenly loaded, as by force (--imbalance)"
             )
-            if self.question.exchange == "plain" and not row.trace.schedule.has_pairs:
+            if self.question.work.exchange == "plain" and not row.trace.schedule.has_pairs:
                 found.append("the exchange of tokens is hidden by nothing")
         if choice.pp > 1 and choice.pp * choice.tp * choice.cp > machine.devices_per_node:
             found.append("stages in different nodes, every message takes the mean over the links")
@@ -441,12 +436,9 @@ def _parts(row: Row, question: Question) -> dict[str, float]:
     """Busy time is split in proportion to what the same ops cost without ZeRO's exchange and
     without recomputation."""
     choice, trace = row.choice, row.trace
-    layout = {**choice.layout, "zero": min(choice.zero, 1)}
-    common = question.common
-    model, machine = question.model, question.machine
+    split = replace(choice, zero=min(choice.zero, 1))
     plain, alone = (
-        estimate(model, machine, **{**layout, "recompute": what}, **common, levels=False)
-        for what in ("none", choice.recompute)
+        profile_of(question, replace(split, recompute=what)) for what in ("none", choice.recompute)
     )
     whole = _work(row.profile)
     again = max(0, _work(alone) - _work(plain)) / whole

@@ -11,16 +11,18 @@ from ... import schedules
 from ...errors import InvalidSchedule, OptPipeError
 from ...execution import IDEAL, Execution
 from ...names import ENTRIES, parse_name
+from ...option_fields import made_of, options_of
 from ...profile import CostProfile
 from ...schedules import FILL_AND_DRAIN, those
 from ...solvers.options import TREATMENTS
 from ...solvers.starts import LOOP, ONE_CHUNK, VEE
+from ..layout import Layout
 from ..machines import Machine, MachineError
 from ..models import Model
-from ..parallelism import Layout, check_work
+from ..parallelism import check_work
 from ..recompute.regions import RECOMPUTE
 from ..slices import require_slice_by, slice_length
-from ..work import HOW, Work
+from ..work import Work
 
 OFFLOADING = those(lambda entry: entry.offloads)  # useless without a link to the host
 SEARCHED = ("optpipe",)
@@ -42,6 +44,7 @@ SLICED_ONE = those(lambda entry: entry.sliced and "one" in entry.runs and not en
 MICROBATCHES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4)
 SLICES = (1, 4, 8, 16, 32)
+_OF_WORK = options_of(Work)
 LEAST_SHARE = (
     8192  # tokens per device and slice; shorter sequences are not shared or cut unless requested
 )
@@ -87,8 +90,8 @@ class Choice:
         return self.pp, self.tp, self.cp, self.dp, self.ep, self.etp or 0
 
     @property
-    def layout(self) -> dict[str, Any]:
-        """The arguments of `estimate` for this choice."""
+    def options(self) -> dict[str, Any]:
+        """The options of `estimate` for this choice."""
         keys = ["tp", "cp", "ep", "dp", "zero", "microbatch", "chunks", "placement", "recompute"]
         keys += ["slices", "slice_by"] * (self.slices > 1) + ["etp"] * (self.etp is not None)
         return {"devices": self.pp * self.tp * self.cp, **{key: getattr(self, key) for key in keys}}
@@ -105,6 +108,9 @@ class Question:
     """The question: a model, GPUs, a batch, a limit; each list has the allowed values, None: all that
     make sense. Validates itself.
 
+    Attributes:
+        work: of every choice, which has its own sizes, slices and recomputation.
+
     Raises:
         OptPipeError: one line, for what can never be.
     """
@@ -113,7 +119,7 @@ class Question:
     machine: Machine
     gpus: int
     global_batch: int
-    seq: int
+    work: Work
     limit_bytes: int
     pp: tuple[int, ...] | None = None
     tp: tuple[int, ...] | None = None
@@ -125,26 +131,12 @@ class Question:
     chunks: tuple[int, ...] = CHUNKS
     recompute: tuple[str, ...] = RECOMPUTE
     schedules: tuple[str, ...] | None = None
-    flash: bool = True
-    dtype: str = "bf16"
-    exchange: str = "plain"
-    context: str = "ring"
-    sequence_parallel: bool = True
     slices: tuple[int, ...] | None = (1,)
     slice_by: str = "time"
     treatments: tuple[str, ...] = TREATMENTS  # of activations
     per_stage: bool = False  # all activations of a stage get the same one
     seed: int = 0  # of the searches
     etp: tuple[int, ...] | None = None  # None: as `parallelism.Layout` has it
-    cuda_graphs: bool = False
-    overlap: tuple[str, ...] = ()
-    grad_reduce_in_bf16: bool = False
-    pairs: str = "none"
-    accumulate_grads_in_fp32: bool = False
-    weights_in_fp32: bool = False
-    loss_fusion: str = ""
-    cuda_graph_modules: tuple[str, ...] = ()
-    imbalance: Any = 1.0  # see `imbalance.as_imbalance`
     execution: Execution = IDEAL  # how the trainer issues the work
 
     def to_json(self) -> dict[str, Any]:
@@ -165,9 +157,19 @@ class Question:
         return replace(profile, memory_limit=limits, execution=self.execution)
 
     @property
-    def common(self) -> dict[str, Any]:
-        """The arguments of `estimate` that all choices share."""
-        return {key: getattr(self, key) for key in ("seq", *HOW)}
+    def seq(self) -> int:
+        """Tokens of a sequence."""
+        return self.work.seq
+
+    def layout(self, choice: Choice, layers: Sequence[int] | None = None) -> Layout:
+        """Return the layout of a choice, with so many layers per stage, or balanced."""
+        (found,) = made_of(choice.options, Layout, layers=layers)
+        return found  # type: ignore[no-any-return]
+
+    def work_of(self, choice: Choice) -> Work:
+        """Return the work of a choice."""
+        changes = {key: value for key, value in choice.options.items() if key in _OF_WORK}
+        return replace(self.work, **changes)
 
     def __post_init__(self) -> None:
         for key in ("gpus", "global_batch", "seq"):
@@ -185,18 +187,8 @@ class Question:
             raise OptPipeError(
                 f"global batch: at most {MOST_SEQUENCES} sequences, got {self.global_batch}"
             )
-        self.machine.peak(self.dtype)
-        check_work(
-            self.model,
-            Work(
-                1,
-                self.seq,
-                exchange=self.exchange,
-                context=self.context,
-                overlap=self.overlap,
-                pairs=self.pairs,
-            ),
-        )
+        self.machine.peak(self.work.dtype)
+        check_work(self.model, replace(self.work, imbalance=1.0))
         for value in self.zero or ():
             Layout(1, zero=value)
         for value in self.recompute:
@@ -238,7 +230,7 @@ class Question:
     def _check_slices(self) -> None:
         require_slice_by(self.slice_by)
         for slices in self.slices or ():
-            slice_length(self.seq, slices, Work(1, self.seq, flash=self.flash))
+            slice_length(replace(self.work, slices=slices))
 
     def _check_treatments(self) -> None:
         for name in self.treatments:
@@ -313,6 +305,8 @@ class Question:
         share = self.global_batch // dp
         zeros = self.zero or ((1, 2, 3) if dp * cp > 1 else (0,))  # ZeRO 1 costs no more than none
         eps = self.ep or (divisors(tp * cp * dp) if self.model.experts else (1,))
+        shared = self.work.sequence_parallel
+        plain = Work(seq=self.seq, flash=self.work.flash, sequence_parallel=shared)
         for ep, etp in product(eps, self.etp or (None,)):
             for size in self.microbatch or MICROBATCHES:
                 if share % size:
@@ -320,14 +314,13 @@ class Question:
                 try:
                     layout = Layout(pp * tp * cp, tp, cp, ep, dp, etp=etp)
                     for recompute in self.recompute:
-                        work = Work(size, self.seq, tp, cp, ep, layout.expert_tp, self.flash)
-                        shared = self.sequence_parallel and tp > 1
-                        check_work(self.model, replace(work, sequence_parallel=shared))
+                        work = replace(plain, microbatch=size, recompute=recompute)
+                        check_work(self.model, work.on(layout))
                         of = (pp, tp, cp, dp, ep)
                         for zero, slices in product(zeros, self._cuts(pp, cp, size)):
-                            plain = Choice(*of, zero, size, share // size, recompute)
+                            whole = Choice(*of, zero, size, share // size, recompute)
                             for by in self._cut_by(pp, slices):
-                                yield replace(plain, slices=slices, slice_by=by, etp=etp)
+                                yield replace(whole, slices=slices, slice_by=by, etp=etp)
                 except OptPipeError:  # the model cannot be divided so
                     continue
 
@@ -337,7 +330,7 @@ class Question:
         if self.slices is not None:
             yield from self.slices
             return
-        for slices in SLICES if self.flash else SLICES[:1]:
+        for slices in SLICES if self.work.flash else SLICES[:1]:
             fits = self.seq % slices == 0 and self.seq >= slices * cp * LEAST_SHARE
             if slices == 1 or (fits and pp > 1 and size == 1):
                 yield slices

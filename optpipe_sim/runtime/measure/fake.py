@@ -13,7 +13,7 @@ from dataclasses import replace
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...costs import estimate
-from ...costs.estimate import Source
+from ...costs.estimating import Source
 from ...costs.machines import Machine
 from ...errors import OptPipeError
 from ...profile import CostProfile

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...costs import load_model
-from ...costs.estimate import Source
+from ...costs.estimating import Source
 from ...costs.layer import layer
 from ...costs.models import Model
 from ...costs.parallelism import check_work, split_layers

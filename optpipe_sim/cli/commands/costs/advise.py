@@ -8,25 +8,25 @@ import io
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ....costs.layout import Layout
+from ....costs.work import Work
 from ....errors import OptPipeError
-from ...options.kinds import count, names, real_size, seconds
+from ...options.fields import add_fields, add_several
+from ...options.groups import VARY
+from ...options.kinds import count, counts, names, real_size, seconds
 from ...options.models import (
-    SPLIT,
-    add_etp,
-    add_imbalance,
-    add_kernels,
+    PIPELINE,
     add_machine,
     add_model,
-    add_overlap,
-    add_slice_by,
-    imbalance_of,
+    add_work,
     model_and_machine,
+    run_options,
 )
 from ...options.shared import add_family, add_per_stage, add_report, add_seed, add_treatments
 from ...outputs.trace import write_page
 from ..search.common import COMPILING
 from . import family
-from .closer_look import next_commands
+from .closer_look import AS_RUN, next_commands
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,11 +41,7 @@ EXAMPLE = (
 SUMMARY = "recommend how to split a model over a number of GPUs, and which schedule to run"
 MFU_COUNTS = "model FLOPs over the peak, the causal half of the attention's scores counted, recomputation not"
 HINTS_SHARE = 0.05  # of the time limit, beside it, for options that it does not search
-_DEFAULTS = {
-    "cp": "; default: those with 8192 tokens of it each",
-    "microbatch": "; default: 1,2,4,8",
-    "chunks": "; default: 1,2,3,4",
-}
+_LONG = "those with 8192 tokens of it each"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -58,20 +54,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("seq", "tokens per sequence"),
     ):
         parser.add_argument(f"--{name}", type=count, required=True, metavar="N", help=text)
-    for name, text in SPLIT.items():
-        text = f"only these: {text}{_DEFAULTS.get(name, '')}"
-        parser.add_argument(f"--{name}", type=_counts, metavar="A,B,...", help=text)
-    add_etp(parser, _counts, "A,B,...")
-    parser.add_argument(
-        "--slices",
-        type=_slices,
-        default=1,
-        metavar="auto|A,B,...",
-        help="slices of each sequence: only these numbers, or auto, those of 8192 tokens at least (1)",
-    )
-    add_slice_by(parser, "time")
-    parser.add_argument(
-        "--zero", type=_zeros, metavar="A,B,...", help="only these; default: 1,2,3 with replicas"
+    parser.add_argument("--pp", type=counts, metavar="A,B,...", help=f"only these: {PIPELINE}")
+    fields = ("tp", "cp", "ep", "dp", "etp", "zero", "chunks")
+    add_several(parser, Layout, *fields, zero="1,2,3 with replicas", cp=_LONG, chunks="1,2,3,4")
+    add_several(parser, Work, "microbatch", microbatch="1,2,4,8")
+    slices = {
+        "type": _slices,
+        "metavar": "auto|A,B,...",
+        "help": "slices of each sequence: only these numbers, or auto, those of 8192 tokens at least (1)",
+    }
+    add_fields(
+        parser, Work, "slices", "slice_by", group=VARY, slices=slices, slice_by={"default": "time"}
     )
     parser.add_argument(
         "--recompute",
@@ -89,9 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="only these; default: all, offloading ones where the machine has PCIe data",
     )
     add_family(parser, "only plans that this framework can run, ending in the options to paste")
-    add_kernels(parser)
-    add_overlap(parser)
-    add_imbalance(parser)
+    add_work(parser, *AS_RUN, "imbalance")
     parser.add_argument(
         "--memory-limit",
         metavar="SIZE",
@@ -124,6 +115,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     if arguments.scripts and arguments.family != "megatron":
         raise OptPipeError("--scripts: start Megatron-LM; give --family megatron as well")
     model, machine, fitted = model_and_machine(arguments)
+    options = run_options(arguments, model)
+    del options["seq"]
+    options |= family.restrictions(arguments.family, vars(arguments), model.experts > 0)
     with out.progress("advising") as progress:
         found = advise(
             model,
@@ -137,21 +131,12 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             treatments=arguments.treatments,
             per_stage=arguments.per_stage,
             seed=arguments.seed,
-            **family.restrictions(arguments.family, vars(arguments), model.experts > 0),
             calibration=fitted,
             on_progress=progress,
             on_wait=lambda: out.wait(COMPILING),
-            **{name: getattr(arguments, name) for name in SPLIT},
-            etp=arguments.etp,
-            flash=not arguments.no_flash,
-            dtype=arguments.dtype,
-            exchange=arguments.exchange,
+            pp=arguments.pp,
             execution=arguments.execution or "ideal",
-            context=arguments.context,
-            sequence_parallel=not arguments.no_sequence_parallel,
-            overlap=arguments.overlap,
-            imbalance=imbalance_of(arguments, model),
-            slice_by=arguments.slice_by,
+            **options,
         )
     if arguments.family:
         plan, best = family.plan_in(arguments.family, found)
@@ -180,19 +165,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     return 0
 
 
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(count(part) for part in text.split(","))
-
-
 def _slices(text: str) -> str | int | tuple[int, ...]:
-    numbers = text if text == "auto" else _counts(text)
+    numbers = text if text == "auto" else counts(text)
     return 1 if numbers == (1,) else numbers
-
-
-def _zeros(text: str) -> tuple[int, ...]:
-    if not set(text.split(",")) <= set("0123"):
-        raise argparse.ArgumentTypeError(f"expected some of 0, 1, 2, 3, got {text!r}")
-    return tuple(map(int, text.split(",")))
 
 
 def _write(arguments: argparse.Namespace, found: Advice, best: Row, files: dict[str, str]) -> None:

@@ -6,8 +6,15 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
+from ....costs.work import Work
+from ...options.fields import as_words
+
 if TYPE_CHECKING:
     from ....costs.advise.rows import Row
+
+
+# how layers run, as `evaluate`, `advise` and `estimate` take it from one another
+AS_RUN = ("flash", "dtype", "exchange", "context", "sequence_parallel", "overlap")
 
 
 def next_commands(arguments: argparse.Namespace, best: Row) -> list[str]:
@@ -36,18 +43,13 @@ def _estimate(arguments: argparse.Namespace, best: Row) -> str:
     """Return the call of `estimate` that makes the profile of a plan."""
     words = ["estimate", "--model", arguments.model, "--machine", arguments.machine]
     words += ["--seq", str(arguments.seq)]
-    for key, value in best.choice.layout.items():
+    for key, value in best.choice.options.items():
         words += [f"--{key.replace('_', '-')}", str(value)]
     words += ["--layers", ",".join(map(str, best.profile.meta["layers_per_stage"]))]
     words += [] if best.profile.has_levels or best.choice.recompute != "none" else ["--no-levels"]
-    words += ["--no-flash"] * arguments.no_flash
-    words += ["--no-sequence-parallel"] * arguments.no_sequence_parallel
-    words += ["--dtype", arguments.dtype] if arguments.dtype != "bf16" else []
-    words += ["--exchange", arguments.exchange] if arguments.exchange != "plain" else []
-    words += ["--context", arguments.context] if arguments.context != "ring" else []
-    words += ["--overlap", ",".join(arguments.overlap)] if arguments.overlap else []
+    words += as_words(arguments, Work, AS_RUN)
     several = best.choice.ep > 1  # one GPU has all experts
-    words += ["--imbalance", arguments.imbalance] if several and arguments.imbalance != "1" else []
+    words += as_words(arguments, Work, ["imbalance"]) if several else []
     if several and arguments.capacity_factor is not None:
         words += ["--capacity-factor", f"{arguments.capacity_factor:g}"]
         words += ["--pad-to-capacity"] * arguments.pad_to_capacity

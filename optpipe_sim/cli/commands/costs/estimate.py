@@ -8,24 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ....costs.layout import Layout
+from ....costs.work import Work
 from ....errors import OptPipeError
-from ...options.models import (
-    SPLIT,
-    add_etp,
-    add_imbalance,
-    add_kernels,
-    add_layers,
-    add_machine,
-    add_model,
-    add_overlap,
-    add_pairs,
-    add_recompute,
-    add_slice_by,
-    add_whole_run,
-    imbalance_of,
-    layer_list,
-    model_and_machine,
-)
+from ....option_fields import made_of
+from ...options.fields import add_fields
+from ...options.models import add_machine, add_model, add_work, model_and_machine, run_options
 from ...status import DONE, NO
 
 if TYPE_CHECKING:
@@ -43,21 +31,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `estimate`."""
     add_model(parser)
     add_machine(parser)
-    parser.add_argument(
-        "--devices",
-        type=int,
-        required=True,
-        metavar="N",
-        help="GPUs of one replica of the model; the pipeline has N / (tp x cp) devices",
-    )
-    more = {"ep": ", among the tp x cp x dp of a stage"}
-    for name in ("tp", "cp", "ep", "dp", "microbatch", "chunks"):
-        text = f"{SPLIT[name]}{more.get(name, '')} (1)"
-        parser.add_argument(f"--{name}", type=int, default=1, metavar="N", help=text)
-    add_etp(parser, int, "N")
-    parser.add_argument(
-        "--seq", type=int, default=4096, metavar="N", help="tokens per sequence (4096)"
-    )
+    add_fields(parser, Layout)
+    add_work(parser)
     parser.add_argument(
         "--lengths",
         metavar="F",
@@ -65,34 +40,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " differ, and solve searches their order too (default: all are of --seq tokens)",
     )
     parser.add_argument(
-        "--slices",
-        type=int,
-        default=1,
-        metavar="N",
-        help="slices of each sequence, of which later ones attend to more tokens (1)",
-    )
-    add_slice_by(parser, "length")
-    parser.add_argument(
-        "--zero",
-        type=int,
-        default=0,
-        choices=(0, 1, 2, 3),
-        help="what is sharded over the replicas: 1: optimizer states, 2: also gradients, 3: also weights (0)",
-    )
-    parser.add_argument("--placement", choices=("loop", "vee"), default="loop")
-    add_layers(parser)
-    add_recompute(parser)
-    parser.add_argument(
         "--levels",
         action=argparse.BooleanOptionalAction,
         help="give the stages levels of recomputation (norms, attention, MLP, k of L layers), for"
         " schedules and solvers to choose from (default: unless --recompute says what is recomputed)",
     )
-    add_kernels(parser)
-    add_overlap(parser)
-    add_pairs(parser)
-    add_imbalance(parser)
-    add_whole_run(parser)
     parser.add_argument(
         "--offload",
         choices=("auto", "yes", "no"),
@@ -109,8 +61,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Estimate, show, save."""
-    from ....costs import estimate
     from ....costs.doubt import kind_of, plausibility
+    from ....costs.estimating import estimated
     from ....costs.provenance import mfu_ceiling
     from ....execution import load_execution
     from ....profile_io import save_profile
@@ -118,49 +70,14 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     model, machine, fitted = model_and_machine(arguments)
     if fitted is not None:
         machine = machine.with_rates(fitted.rates)
-    estimated = partial(
-        estimate,
-        model,
-        machine,
-        arguments.devices,
-        **{
-            key: getattr(arguments, key)
-            for key in [
-                "tp",
-                "cp",
-                "ep",
-                "dp",
-                "zero",
-                "etp",
-                "slices",
-                "chunks",
-            ]
-        },
-        slice_by=arguments.slice_by,
-        placement=arguments.placement,
-        recompute=arguments.recompute,
-        levels=arguments.levels,
-        items=True,
-        flash=not arguments.no_flash,
-        dtype=arguments.dtype,
-        exchange=arguments.exchange,
-        context=arguments.context,
-        sequence_parallel=not arguments.no_sequence_parallel,
-        overlap=arguments.overlap,
-        cuda_graphs=arguments.cuda_graphs,
-        cuda_graph_modules=arguments.cuda_graph_modules,
-        grad_reduce_in_bf16=arguments.grad_reduce_in_bf16,
-        pairs=arguments.pairs,
-        accumulate_grads_in_fp32=arguments.accumulate_grads_in_fp32,
-        weights_in_fp32=arguments.weights_in_fp32,
-        loss_fusion=arguments.loss_fusion,
-        imbalance=imbalance_of(arguments, model),
-        offload={"auto": None, "yes": True, "no": False}[arguments.offload],
-        layers=layer_list(arguments.layers),
+    layout, work = made_of(run_options(arguments, model), Layout, Work)
+    offload = {"auto": None, "yes": True, "no": False}[arguments.offload]
+    made = partial(
+        estimated, model, machine, layout, levels=arguments.levels, items=True, offload=offload
     )
-    profile = estimated(microbatch=arguments.microbatch, seq=arguments.seq)
+    profile = made(work)
     if arguments.lengths:
-        profile = _differing(profile, estimated, arguments)
+        profile = _differing(profile, made, work, arguments.lengths)
     if arguments.execution:
         profile = replace(profile, execution=load_execution(arguments.execution))
     files = {}
@@ -192,19 +109,18 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
 
 def _differing(
-    profile: CostProfile, estimated: Callable[..., CostProfile], arguments: argparse.Namespace
+    profile: CostProfile, made: Callable[[Work], CostProfile], work: Work, path: str
 ) -> CostProfile:
-    """Return the profile with microbatches of the lengths in the file."""
+    """Return the profile with microbatches of the lengths in a file."""
     from ....costs.lengths import length_factors, read_lengths
 
-    if arguments.slices > 1:
+    if work.slices > 1:
         raise OptPipeError("--lengths: of whole sequences; leave out --slices")
 
     def work_ns(tokens: int) -> float:
-        return sum(cost.work_ns for cost in estimated(microbatch=1, seq=tokens).stages)
+        return sum(cost.work_ns for cost in made(replace(work, microbatch=1, seq=tokens)).stages)
 
-    rows = read_lengths(arguments.lengths)
-    found = length_factors(rows, arguments.seq, arguments.microbatch, work_ns)
+    found = length_factors(read_lengths(path), work.seq, work.microbatch, work_ns)
     return replace(profile, microbatch_time=found.time, microbatch_bytes=found.size)
 
 

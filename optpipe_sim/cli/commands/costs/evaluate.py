@@ -9,25 +9,22 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from ....costs.layout import Layout
+from ....costs.work import Work
 from ....errors import OptPipeError
+from ....option_fields import how, options_of
+from ...options.fields import add_fields, as_words
 from ...options.kinds import count, positive, real_size
 from ...options.models import (
-    SPLIT,
-    add_etp,
-    add_imbalance,
-    add_kernels,
-    add_layers,
+    PIPELINE,
     add_machine,
     add_model,
-    add_overlap,
-    add_pairs,
-    add_recompute,
-    add_whole_run,
-    imbalance_of,
-    layer_list,
+    add_work,
     model_and_machine,
+    run_options,
 )
 from ...status import DONE, NO
+from .closer_look import AS_RUN
 from .family import told_to
 
 if TYPE_CHECKING:
@@ -41,7 +38,7 @@ EXAMPLE = (
     " --measured-ms 9500 --measured-gib 66"
 )
 SUMMARY = "predict the configuration that you run today, beside what you measured"
-_SPLIT = [name for name in SPLIT if name != "dp"]  # follows from the GPUs in all
+_CHOSEN = ("seq", "slices", "slice_by")  # of `Work`: given by name here, or no part of a run today
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -70,29 +67,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     batch.add_argument(
         "--global-batch", type=count, metavar="N", help="or: total sequences per iteration"
     )
-    for name in _SPLIT:
-        text = f"{SPLIT[name]} (1)"
-        parser.add_argument(f"--{name}", type=count, default=1, metavar="N", help=text)
-    add_etp(parser, count, "N")
-    parser.add_argument(
-        "--zero",
-        type=int,
-        choices=(0, 1, 2, 3),
-        help="what is sharded over the replicas: 1: optimizer states, 2: also gradients, 3: also weights (1)",
-    )
-    add_layers(parser)
+    parser.add_argument("--pp", type=count, default=1, metavar="N", help=f"{PIPELINE} (1)")
+    zero = {"default": None, "help": f"{how(options_of(Layout)['zero']).help} (1 with replicas)"}
+    add_fields(parser, Layout, "tp", "cp", "ep", "etp", "zero", "chunks", "layers", zero=zero)
     parser.add_argument(
         "--schedule",
         metavar="NAME",
         help="by name (default: 1f1b, or 1f1b-i with --chunks); 1f1b:recompute=LEVEL for a level of"
         " the profile that estimate makes",
     )
-    add_recompute(parser)
-    add_kernels(parser)
-    add_overlap(parser)
-    add_pairs(parser)
-    add_imbalance(parser)
-    add_whole_run(parser)
+    add_work(parser, *(name for name in options_of(Work) if name not in _CHOSEN))
     parser.add_argument(
         "--memory-limit",
         metavar="SIZE",
@@ -155,6 +139,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
     model, machine, fitted = model_and_machine(arguments)
     logged = _logged(arguments, model)
+    options = run_options(arguments, model)
+    del options["seq"]
     gib = arguments.measured_gib
     time = "--measured-ms" if arguments.measured_ms else "--measured-tokens-per-s"
     with named(measured_ns=time, measured_bytes="--measured-gib"):
@@ -165,31 +151,14 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             arguments.gpus,
             arguments.seq,
             microbatches=_microbatches(arguments),
-            **{name: getattr(arguments, name) for name in _SPLIT},
-            etp=arguments.etp,
+            pp=arguments.pp,
             schedule=arguments.schedule,
-            zero=arguments.zero,
-            layers=layer_list(arguments.layers),
-            flash=not arguments.no_flash,
-            dtype=arguments.dtype,
-            exchange=arguments.exchange,
             execution=arguments.execution or "ideal",
-            context=arguments.context,
-            sequence_parallel=not arguments.no_sequence_parallel,
-            overlap=arguments.overlap,
-            cuda_graphs=arguments.cuda_graphs,
-            cuda_graph_modules=arguments.cuda_graph_modules,
-            grad_reduce_in_bf16=arguments.grad_reduce_in_bf16,
-            pairs=arguments.pairs,
-            accumulate_grads_in_fp32=arguments.accumulate_grads_in_fp32,
-            weights_in_fp32=arguments.weights_in_fp32,
-            loss_fusion=arguments.loss_fusion,
-            imbalance=imbalance_of(arguments, model),
+            **options,
             memory_limit=arguments.memory_limit,
             calibration=fitted,
         )
         found = again(
-            recompute=arguments.recompute,
             measured_ns=_measured_ns(arguments),
             measured_bytes=None if gib is None else round(gib * 2**30),
         )
@@ -402,17 +371,7 @@ def _next(out: Out, arguments: argparse.Namespace) -> None:
     replicas = arguments.gpus // (arguments.pp * arguments.tp * arguments.cp)
     batch = arguments.microbatches and arguments.microbatches * replicas * arguments.microbatch
     words += ["--global-batch", str(batch or arguments.global_batch)]
-    words += _as_run(arguments)
+    words += as_words(arguments, Work, AS_RUN)
     words += ["--calibrate", file] if file else []
     words += ["--family", "megatron"] if arguments.run_log else []
     hint(out, f"{program()} {shlex.join(words)}", code=True)
-
-
-def _as_run(arguments: argparse.Namespace) -> list[str]:
-    """Return the options of `advise` for the kernels and number formats of this run, where they are not as usual."""
-    words = ["--dtype", arguments.dtype] if arguments.dtype != "bf16" else []
-    words += ["--exchange", arguments.exchange] if arguments.exchange != "plain" else []
-    words += ["--context", arguments.context] if arguments.context != "ring" else []
-    words += ["--overlap", ",".join(arguments.overlap)] if arguments.overlap else []
-    words += ["--no-flash"] * arguments.no_flash
-    return words + ["--no-sequence-parallel"] * arguments.no_sequence_parallel

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from ....costs.layout import Layout
 from ....errors import OptPipeError
+from ...options.fields import add_fields
 from ...options.kinds import MOST_REPEATS, count, count_to, whole
-from ...options.models import add_layers, add_levels, add_model, layer_list, level_list
+from ...options.models import add_levels, add_model, level_list
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
@@ -62,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", metavar="TYPE", help="fp32, bf16 or fp16; default: fp32 on cpu, else bf16"
     )
-    add_layers(parser)
+    add_fields(parser, Layout, "layers")
     parser.add_argument(
         "--slices",
         type=_slices,
@@ -102,7 +104,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     fake = arguments.device == "fake"
     if not fake:
         check_device(arguments.device)
-    layers = layer_list(arguments.layers)
     levels = level_list(arguments.levels)
     check_levels(levels or ())
     slices = arguments.slices
@@ -117,7 +118,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         arguments.seq,
         arguments.microbatch,
         arguments.dtype or ("fp32" if arguments.device == "cpu" else "bf16"),
-        None if layers is None else tuple(layers),
+        arguments.layers,
         arguments.seed,
         arguments.optimizer_bytes,
         slices,

@@ -7,9 +7,10 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from ....costs.layout import Layout
 from ....errors import InvalidSchedule, OptPipeError
+from ...options.fields import add_fields
 from ...options.kinds import framework
-from ...options.models import layer_list
 from ...options.shared import add_profile, add_schedule, add_schedule_problem
 from ...status import DONE
 from ..examples import OFFLOADING
@@ -74,11 +75,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="F.json",
         help="with torch-csv: write the names of the modules of each stage; needs PROFILE",
     )
-    parser.add_argument(
-        "--layers",
-        metavar="A,B,...",
-        help="decoder layers of each stage, in model order (default: what the profile says)",
-    )
+    layers = {
+        "help": "decoder layers of each stage, in model order (default: what the profile says)"
+    }
+    add_fields(parser, Layout, "layers", layers=layers)
     export_plan.add_options(parser)
     add_schedule_problem(parser)
 
@@ -169,7 +169,7 @@ def _module_names(
 
     if profile is None:
         raise OptPipeError("PROFILE: --parts needs the profile as well: export SCHEDULE PROFILE")
-    parts = parts_of(profile.for_shape(schedule.shape), layer_list(arguments.layers))
+    parts = parts_of(profile.for_shape(schedule.shape), arguments.layers)
     return (json.dumps([part.module_names() for part in parts]) + "\n").encode()
 
 

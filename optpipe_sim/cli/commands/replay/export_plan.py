@@ -6,7 +6,6 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidSchedule, OptPipeError
-from ...options.models import layer_list
 from ...status import DONE
 
 if TYPE_CHECKING:
@@ -116,9 +115,7 @@ def _megatron(arguments: argparse.Namespace, schedule: Schedule, profile: CostPr
 
     choice, found = nearest(schedule, profile)
     modules = arguments.offload_modules and arguments.offload_modules.split(",")
-    plan, notes = plan_of(
-        choice, profile, schedule.shape.microbatches, layer_list(arguments.layers), modules
-    )
+    plan, notes = plan_of(choice, profile, schedule.shape.microbatches, arguments.layers, modules)
     data = {
         "told": choice.name,
         "microbatches": schedule.shape.microbatches,
@@ -138,7 +135,7 @@ def _torchtitan(arguments: argparse.Namespace, schedule: Schedule, profile: Cost
 
     trainer = graph_trainer if arguments.format == "graph-trainer" else torchtitan
     found = trainer.nearest(schedule, profile)
-    config = trainer.options(found.schedule, profile, arguments.csv, layer_list(arguments.layers))
+    config = trainer.options(found.schedule, profile, arguments.csv, arguments.layers)
     order = found.schedule.replace(recompute={})
     files = {arguments.csv: torch_csv(order)} if arguments.csv else {}
     return found, {"options": config, "command": trainer.command(config)}, files
@@ -148,7 +145,7 @@ def _te(arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile)
     from ....frameworks import transformer_engine as te
 
     found = te.nearest(schedule, profile)
-    made = te.programs(found.schedule, profile, layer_list(arguments.layers))
+    made = te.programs(found.schedule, profile, arguments.layers)
     return found, te.to_plain(*made), {}
 
 

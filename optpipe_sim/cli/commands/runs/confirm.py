@@ -6,10 +6,11 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
+from ....costs.layout import Layout
 from ....errors import OptPipeError
 from ....processes.signals import sigterm_as_ctrl_c
+from ...options.fields import add_fields
 from ...options.kinds import MOST_REPEATS, count, count_to, share, whole
-from ...options.models import layer_list
 from ...options.shared import add_profile, add_schedule, add_schedule_problem
 from ...status import DONE, NO
 
@@ -72,9 +73,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", metavar="TYPE", help="fp32, bf16 or fp16; default: the profile's"
     )
-    parser.add_argument(
-        "--layers", metavar="A,B,...", help="layers per stage; default: the profile's"
-    )
+    layers = {"help": "layers per stage; default: the profile's"}
+    add_fields(parser, Layout, "layers", layers=layers)
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the batch (0)")
     for name, usual, text in (
         ("time", "5%", "makespan may be from the predicted one"),
@@ -141,14 +141,13 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     check_device(arguments.device)
     plan = None
     if arguments.mode != "synthetic":
-        layers = layer_list(arguments.layers)
         plan = plan_of(
             profile,
             _model(arguments),
             seq=arguments.seq,
             microbatch=arguments.microbatch,
             dtype=arguments.dtype,
-            layers=layers,
+            layers=arguments.layers,
             slices=schedule.shape.slices,
         )
     elif arguments.stretch > 1:

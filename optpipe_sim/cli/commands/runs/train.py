@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ....costs.layout import Layout
 from ....errors import OptPipeError
 from ....processes.signals import sigterm_as_ctrl_c
+from ...options.fields import add_fields
 from ...options.kinds import count, positive, seconds, size, whole
-from ...options.models import add_layers, add_levels, add_model, layer_list, level_list
+from ...options.models import add_levels, add_model, level_list
 from ..costs.profile import need_torch
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}", type=count, default=usual, metavar="N", help=f"{text} ({usual})"
         )
-    add_layers(parser)
+    add_fields(parser, Layout, "layers")
     add_levels(parser)
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of everything (0)")
     parser.add_argument("--lr", type=positive, default=3e-3, metavar="X", help="of AdamW (0.003)")
@@ -161,13 +163,12 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
     from ....schedules import ADAOFFLOAD
 
     model = load_model(arguments.model)
-    layers = layer_list(arguments.layers)
     plan = Plan(
         model,
         arguments.stages,
         seq=arguments.seq,
         microbatch=arguments.microbatch,
-        layers=None if layers is None else tuple(layers),
+        layers=arguments.layers,
         seed=arguments.seed,
     )
     levels = level_list(arguments.levels)

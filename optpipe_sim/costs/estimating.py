@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..errors import OptPipeError
+from ..option_fields import made_of, takes
 from ..profile import CostProfile
 from ..profile.items import EMBEDDING, HEAD, MTP, Item
 from ..profile.streams import Streams
@@ -15,13 +16,13 @@ from ..schedules.sliced.exchange import with_context_exchange
 from ..stage_cost import StageCost, with_overhead
 from .imbalance import EVEN, Imbalance, as_imbalance
 from .layer import Layer, device_parameters, layer
+from .layout import Layout
 from .machine_files import load_machine
 from .machines import Machine, Rates
 from .model_files import load_model
 from .models import Model, embedding_parameters, head_parameters
 from .pairs import layer_streams
 from .parallelism import (
-    Layout,
     check_work,
     hop,
     offloading,
@@ -33,7 +34,6 @@ from .parallelism import (
 )
 from .provenance import iteration_facts, provenance
 from .recompute.levels import stage_levels, working_set
-from .recompute.regions import choice_of
 from .roofline import (
     OpTime,
     buffer_bytes,
@@ -66,129 +66,94 @@ _Kinds = tuple[int, int, int]
 _Key = tuple[_Kinds, bool, bool]
 
 
+@takes(Layout, Work)
 def estimate(
     model: Model | Source,
     machine: Machine | Source,
     devices: int,
     *,
-    tp: int = 1,
-    cp: int = 1,
-    ep: int = 1,
-    dp: int = 1,
-    zero: int = 0,
-    etp: int | None = None,
-    microbatch: int = 1,
-    seq: int = 4096,
-    chunks: int = 1,
-    placement: str | Sequence[int] = "loop",
-    recompute: str | Sequence[str] = "none",
-    flash: bool = True,
-    dtype: str = "bf16",
-    exchange: str = "plain",
-    context: str = "ring",
-    sequence_parallel: bool = True,
-    cuda_graphs: bool = False,
-    overlap: Sequence[str] = (),
-    grad_reduce_in_bf16: bool = False,
-    pairs: str = "none",
-    accumulate_grads_in_fp32: bool = False,
-    weights_in_fp32: bool = False,
-    loss_fusion: str = "",
-    imbalance: Any = 1.0,
-    cuda_graph_modules: Sequence[str] = (),
-    offload: bool | None = None,
-    layers: Sequence[int] | None = None,
     levels: bool | None = None,
     items: bool = False,
-    slices: int = 1,
-    slice_by: str = "length",
+    offload: bool | None = None,
     rates: Rates | None = None,
     name: str | None = None,
+    **options: Any,
 ) -> CostProfile:
     """Estimate the profile of a model on a machine from its shapes.
 
     Args:
         model, machine: a name, a file, a mapping, or what `load_model` and `load_machine` return.
         devices: GPUs of one replica; the pipeline gets p = devices / (tp * cp) of them.
-        tp, cp, ep, dp, zero, etp: see `parallelism.Layout`. With tp, norms and dropout are shared too
-            (`sequence_parallel`).
-        microbatch, seq: sequences per microbatch, and tokens of each.
-        chunks, placement: as in a profile. `flash`: fused attention.
-        recompute: ``none``, ``norms`` (norms, activation functions, dropout), ``full``, or modules, some of `regions.MODULES`.
-        dtype: ``bf16``, ``fp16``, ``fp8``, ``fp32`` or ``tf32``.
-        exchange, context, cuda_graphs, cuda_graph_modules, overlap: how tokens reach experts, what devices exchange that share a sequence,
-            whether iterations run as CUDA graphs, what hides behind compute; see `work.Work`, also for the next ones.
-        grad_reduce_in_bf16, accumulate_grads_in_fp32, weights_in_fp32, loss_fusion: formats of gradients and weights, how the
-            loss is computed.
-        pairs: ``combined``: a forward and a backward may run as one op that hides their exchange of tokens, and the profile says how much
-            (`pair_hidden`, replayed layer by layer); ops outside of pairs pay all of it. ``delayed-w``: with gradients of weights apart.
-        imbalance: tokens of the GPU whose experts get most over the mean: a number, a range, a file; see `imbalance.as_imbalance`.
-            Costs are those of the middle of a range, which widens the interval of times.
-        offload: False for none; True to insist; None for one wherever the machine has PCIe data.
-        layers: layers per stage; by default balanced, embedding and head included.
         levels: whether stages get levels of recomputation (see `recompute.levels`), for schedules and solvers to
             choose from; not with `recompute`. By default they do unless `recompute` says what every run recomputes.
-        slices: of each sequence (see `slices`); messages are then those of a slice, on average.
-        slice_by: slices of equal ``length``, equal ``time``, or levelled by ``exchange`` of context (SlimPipe).
         items: whether the profile has the costs layer by layer, too, for other layouts.
+        offload: False for none; True to insist; None for one wherever the machine has PCIe data.
         rates: achieved rates in the place of the machine's own, such as `calibrate` returns.
+        name: of the profile; by default model, machine and sizes.
+        options: the fields of `Layout` and of `Work`.
 
     Raises:
         OptPipeError: one line with what does not fit.
     """
     model = model if isinstance(model, Model) else load_model(model)
-    machine = _machine(machine, rates)
-    layout = Layout(devices, tp, cp, ep, dp, zero, etp)
-    _require_chunks(chunks)
-    spread = as_imbalance(imbalance, model.experts, ep)
-    work = Work(
-        microbatch, seq, tp, cp, ep, layout.expert_tp, flash, choice_of(recompute), dtype,
-        sequence_parallel and tp > 1, exchange, context, cuda_graphs, tuple(overlap),
-        grad_reduce_in_bf16, pairs, accumulate_grads_in_fp32, weights_in_fp32, loss_fusion, spread.usual, tuple(cuda_graph_modules),
-    )  # fmt: skip
-    work = replace(work, seq=slice_length(seq, slices, work))
-    check_work(model, work, slices)
-    machine.peak(dtype)
-    plan = _Plan(model, machine, layout, work, slices)
-    lengths = plan.lengths(slice_by)
-    counts = plan.counts(layout.pipeline * chunks, layers)
-    levels = _has_levels(levels, work)
-    costs, section = offloading(plan.stages(counts, chunks, levels), machine, layout, offload)
-    if slices > 1:
-        costs = plan.sliced_stages(lengths, counts, chunks, levels, offload)
-    own = plan.items(levels) if (items or pairs != "none") and slices == 1 else []
+    layout, work = made_of(options, Layout, Work, devices=devices)
+    return estimated(model, _machine(machine, rates), layout, work, levels, items, offload, name)
+
+
+def estimated(
+    model: Model,
+    machine: Machine,
+    layout: Layout,
+    work: Work,
+    levels: bool | None = None,
+    items: bool = False,
+    offload: bool | None = None,
+    name: str | None = None,
+) -> CostProfile:
+    """Return the profile of a model with a layout and its work, as `estimate` does.
+
+    Raises:
+        OptPipeError: one line with what does not fit.
+    """
+    spread = as_imbalance(work.imbalance, model.experts, layout.ep)
+    work = replace(work.on(layout), imbalance=spread.usual)
+    check_work(model, replace(work, seq=slice_length(work)))
+    machine.peak(work.dtype)
+    plan = _Plan(model, machine, layout, replace(work, seq=slice_length(work)))
+    lengths = plan.lengths()
+    counts = plan.counts()
+    with_levels = _has_levels(levels, work)
+    costs, section = offloading(plan.stages(counts, with_levels), machine, layout, offload)
+    if work.slices > 1:
+        costs = plan.sliced_stages(lengths, counts, with_levels, offload)
+    apart = (items or work.pairs != "none") and work.slices == 1
+    own = plan.items(with_levels) if apart else []
     moved, _ = offloading([one.cost for one in own], machine, layout, offload)
-    latency, occupancy = hop(model, machine, layout, work)
+    latency, occupancy = hop(model, machine, layout, plan.work)
+    p = layout.pipeline
     made = CostProfile(
-        name=name or f"{model.name}-{machine.name}-p{layout.pipeline}-tp{tp}-s{seq}-b{microbatch}",
-        devices=layout.pipeline,
-        chunks=chunks,
-        slices=slices,
-        placement=placement,  # type: ignore[arg-type]
+        name=name or f"{model.name}-{machine.name}-p{p}-tp{work.tp}-s{work.seq}-b{work.microbatch}",
+        devices=p,
+        chunks=layout.chunks,
+        slices=work.slices,
+        placement=layout.placement,  # type: ignore[arg-type]
         stages=tuple(with_overhead(cost, round(machine.rates.op_us * 1e3)) for cost in costs),
         latency_ns=latency,
         occupancy_ns=occupancy,
         offload=section,
-        memory_limit=(machine.limit_bytes(),) * layout.pipeline,
-        meta=provenance(
-            model, machine, layout, replace(work, seq=seq), counts, plan.facts(counts), lengths
-        )
+        memory_limit=(machine.limit_bytes(),) * p,
+        meta=provenance(model, machine, layout, work, counts, plan.facts(counts), lengths)
         | plan.imbalance(spread, counts),
         items=tuple(map(Item.costing, own, moved)),
     )
-    if pairs != "none":
+    if work.pairs != "none":
         made = replace(made, pair_hidden=made.hidden_for([cost.layers or 0 for cost in costs]))
-    return with_context_exchange(made) if slice_by == "exchange" else made
+    return with_context_exchange(made) if work.slice_by == "exchange" else made
 
 
 def _machine(given: Machine | Source, rates: Rates | None) -> Machine:
     machine = given if isinstance(given, Machine) else load_machine(given)
     return machine if rates is None else machine.with_rates(rates)
-
-
-def _require_chunks(chunks: Any) -> None:
-    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
-        raise OptPipeError(f"chunks: must be a whole number of at least 1, got {chunks!r}")
 
 
 def _has_levels(asked: bool | None, work: Work) -> bool:
@@ -214,11 +179,9 @@ class _Parts(NamedTuple):
 class _Plan:
     """The layers of a model on a layout: what one of each kind costs, and stages of them."""
 
-    def __init__(
-        self, model: Model, machine: Machine, layout: Layout, work: Work, slices: int
-    ) -> None:
-        self.model, self.machine, self.layout, self.work = model, machine, layout, work
-        self.slices = slices  # of each sequence; `work` is one of them
+    def __init__(self, model: Model, machine: Machine, layout: Layout, work: Work) -> None:
+        self.model, self.machine, self.layout = model, machine, layout
+        self.work = work  # of one slice
         kinds = {model.is_dense(at) for at in range(model.layers)}
         self.layers: dict[bool | None, Layer] = {kind: layer(model, kind, work) for kind in kinds}
         if model.mtp:
@@ -241,8 +204,8 @@ class _Plan:
 
         def totals(imbalance: float) -> tuple[int, int]:
             work = replace(self.work, imbalance=imbalance)
-            own = _Plan(self.model, self.machine, self.layout, work, self.slices)
-            stages = own.stages(counts, 1, False)
+            layout = replace(self.layout, chunks=1)
+            stages = _Plan(self.model, self.machine, layout, work).stages(counts, False)
             return sum(one.work_ns for one in stages), max(one.act_bytes for one in stages)
 
         if not spread.spread:
@@ -251,15 +214,15 @@ class _Plan:
         ends = [[end[at] / usual[at] for end in (low, high)] for at in (0, 1)]
         return {"imbalance": {**spread.to_json(), "time": ends[0], "act": ends[1]}}
 
-    def lengths(self, by: str) -> tuple[int, ...]:
+    def lengths(self) -> tuple[int, ...]:
         """Return the tokens of each slice, of equal length or of equal time.
 
         Raises:
             OptPipeError: where it is neither.
         """
-        require_slice_by(by)
-        equal = (self.work.seq,) * self.slices
-        if by != "time" or self.slices == 1:
+        require_slice_by(self.work.slice_by)
+        equal = (self.work.seq,) * self.work.slices
+        if self.work.slice_by != "time" or self.work.slices == 1:
             return equal
         kind = self.model.is_dense(self.model.layers - 1)
         return lengths_of_equal_time(equal, self.times[kind], self.work.cp * self.work.tp)
@@ -272,7 +235,7 @@ class _Plan:
         for length in set(lengths):
             work = replace(self.work, seq=length)
             check_work(self.model, work)
-            own = _Plan(self.model, self.machine, self.layout, work, self.slices)
+            own = _Plan(self.model, self.machine, self.layout, work)
             known[length] = Piece(costs(own), own.layers, own.times, work)
         return [known[length]._replace(start=start) for start, length in placed(lengths)]
 
@@ -280,21 +243,21 @@ class _Plan:
         self,
         lengths: Sequence[int],
         counts: Sequence[int],
-        chunks: int,
         levels: bool,
         offload: bool | None,
     ) -> list[StageCost]:
         """Stages of whole sequences, with the costs of their slices."""
 
         def of(part: _Plan) -> list[StageCost]:
-            costs = part.stages(counts, chunks, levels)
+            costs = part.stages(counts, levels)
             return offloading(costs, self.machine, self.layout, offload)[0]
 
         kinds = [kind[:2] for kind, *_ in self._known(counts)[0]]
         return in_slices(self.pieces(lengths, of), kinds, self.model, self.machine)
 
-    def counts(self, stages: int, given: Sequence[int] | None) -> list[int]:
+    def counts(self) -> list[int]:
         """Layers per stage, checked or balanced."""
+        stages, given = self.layout.pipeline * self.layout.chunks, self.layout.layers
         if given is not None:
             counts = list(given)
             if len(counts) != stages or min(counts) < 0 or sum(counts) != self.model.layers:
@@ -303,7 +266,7 @@ class _Plan:
                     f" layers of {self.model.name}; got {', '.join(map(str, counts))}"
                 )
             return counts
-        more = self.slices - 1  # attention of a slice in the middle
+        more = self.work.slices - 1  # attention of a slice in the middle
         cost = {
             kind: sum(times[op].total + more * times[op].attention for op in OPS)
             for kind, times in self.times.items()
@@ -313,10 +276,10 @@ class _Plan:
         last += self.model.mtp * (last + each[-1] + cost.get(None, 0.0))
         return split_layers(each, first, last, stages, self.model.name)
 
-    def stages(self, counts: Sequence[int], chunks: int, levels: bool) -> list[StageCost]:
+    def stages(self, counts: Sequence[int], levels: bool) -> list[StageCost]:
         """Return the cost of every stage."""
         keys, known = self._known(counts)
-        costs = {key: self._stage(part, chunks) for key, part in known.items()}
+        costs = {key: self._stage(part, self.layout.chunks) for key, part in known.items()}
         if levels:
             costs = {key: self._with_levels(cost, key[0]) for key, cost in costs.items()}
         said = stage_layers(counts, self.model.mtp)
@@ -327,22 +290,23 @@ class _Plan:
         keys, known = self._known(counts)
         spent = {
             key: {
-                op: time._replace(attention=self.slices * time.attention)
+                op: time._replace(attention=self.work.slices * time.attention)
                 for op, time in part.times.items()
             }
             for key, part in known.items()
         }
         weights = [known[key].weights for key in keys]
-        work = replace(self.work, seq=self.slices * self.work.seq)
+        work = replace(self.work, seq=self.work.slices * self.work.seq)
         more = {
             kind: exposed_exchange(one, self.machine, self.model, self.work)
             for kind, one in self.layers.items()
         }
         body = [self.model.is_dense(at) for at in range(self.model.layers)]
+        exposed = sum(more[kind] for kind in [*body, *body[-1:] * self.model.mtp])
+        by_stage = [spent[key] for key in keys]
         return iteration_facts(
-            self.model, self.machine, self.layout, work, [spent[key] for key in keys], weights,
-            sum(more[kind] for kind in [*body, *body[-1:] * self.model.mtp]),
-        )  # fmt: skip
+            self.model, self.machine, self.layout, work, by_stage, weights, exposed
+        )
 
     def _known(self, counts: Sequence[int]) -> tuple[list[_Key], dict[_Key, _Parts]]:
         """Return the kind of each stage, and the parts of each kind: most stages are alike."""

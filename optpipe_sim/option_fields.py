@@ -1,0 +1,124 @@
+"""Options that are written once, as fields of dataclasses.
+
+A field made by `option` has the default of an option, its help, and how it is written. From there come the option of the command
+line (`cli/options/fields.py`), the keyword of the Python function with its lines of the docstring (`takes`), and the keys that
+experiments, names of schedules and files of measurements know. Light, as the command line's parser is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import wraps
+from inspect import Parameter, signature
+from textwrap import indent, wrap
+from typing import Any, TypeVar
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_KEY = "option"  # of a field's metadata
+_WIDTH = 110  # of docstrings
+
+
+@dataclass(frozen=True)
+class Option:
+    """How an option is written and what it means.
+
+    Attributes:
+        help: what it means, for ``--help`` and docstrings; it names other options as ``--name``.
+        metavar: what stands for its value in the help.
+        choices: the values that there are; empty: any that `read` takes.
+        read: from a text to a value, an `OptPipeError` for a wrong one; None: as the field is annotated.
+        bare: the value of the option without a word; None: it needs one.
+        off: of a flag that is on unless ``--no-NAME`` is given: the help of that.
+        research: ``--help`` leaves it out, ``--help-all`` has it.
+    """
+
+    help: str
+    metavar: str | None = None
+    choices: tuple[Any, ...] = ()
+    read: Callable[[str], Any] | None = None
+    bare: Any = None
+    off: str = ""
+    research: bool = False
+
+
+def option(default: Any, help: str, **more: Any) -> Any:
+    """Return a field that is an option; `default` MISSING: it has to be given. `more`: of `Option`."""
+    return field(default=default, metadata={_KEY: Option(help, **more)})
+
+
+def options_of(*kinds: type) -> dict[str, Field[Any]]:
+    """Return the fields of dataclasses that are options, by name."""
+    return {one.name: one for kind in kinds for one in fields(kind) if _KEY in one.metadata}
+
+
+def how(one: Field[Any]) -> Option:
+    """Return how a field that is an option is written."""
+    found: Option = one.metadata[_KEY]
+    return found
+
+
+def made_of(options: Mapping[str, Any], *kinds: type, **more: Any) -> list[Any]:
+    """Return an object of each kind, of the options (and of `more`) that are its fields."""
+    given = {**options, **more}
+    return [kind(**{key: given[key] for key in options_of(kind) if key in given}) for kind in kinds]
+
+
+def takes(
+    *kinds: type, without: Iterable[str] = (), **defaults: Any
+) -> Callable[[_Function], _Function]:
+    """Let a function with ``**options`` take the fields of `kinds`, and no other keyword.
+
+    Its signature then has each of them, for help and completion, and its docstring what each means, in the place of the
+    paragraph ``options:``. Parameters that the function names itself are left to it. `defaults`: those that it has instead of the fields'.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        own = signature(function)
+        left = {*without, *own.parameters}
+        taken = {name: one for name, one in options_of(*kinds).items() if name not in left}
+        named = [one for one in own.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+        more = [
+            Parameter(
+                name,
+                Parameter.KEYWORD_ONLY,
+                default=defaults.get(
+                    name, Parameter.empty if one.default is MISSING else one.default
+                ),
+                annotation=one.type,
+            )
+            for name, one in taken.items()
+        ]
+        known = {one.name for one in [*named, *more]}
+
+        @wraps(function)
+        def checked(*args: Any, **options: Any) -> Any:
+            for name in options:
+                if name not in known:
+                    raise TypeError(
+                        f"{function.__name__}() got an unexpected keyword argument {name!r}"
+                    )
+            return function(*args, **{**defaults, **options})
+
+        checked.__signature__ = own.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
+        checked.__doc__ = _documented(function.__doc__ or "", taken)
+        return checked  # type: ignore[return-value]
+
+    return decorate
+
+
+def _documented(text: str, taken: Mapping[str, Field[Any]]) -> str:
+    """Return a docstring with what each option means in the place of its paragraph ``options:``."""
+
+    def said(name: str, one: Field[Any]) -> str:
+        help = re.sub(
+            r"--([a-z][a-z-]*)",
+            lambda found: f"`{key}`" if (key := found[1].replace("-", "_")) in taken else found[0],
+            how(one).help,
+        )
+        texts = wrap(f"{name}: {help}", _WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+        return indent("\n".join(texts), " " * 8)
+
+    lines = "\n".join(said(name, one) for name, one in taken.items())
+    return re.sub(r"^        options: .*(\n {9,}.*)*", lambda _: lines, text, flags=re.MULTILINE)
