@@ -24,7 +24,9 @@ from .models import Model, embedding_parameters, head_parameters
 from .pairs import layer_streams
 from .parallelism import (
     check_work,
+    decoder_counts,
     hop,
+    mtp_stage,
     offloading,
     split_layers,
     stage_kinds,
@@ -196,7 +198,7 @@ class _Plan:
             for edge in (embedding_time, head_time)
         ]
 
-    def imbalance(self, spread: Imbalance, counts: Sequence[int]) -> dict[str, Any]:
+    def imbalance(self, spread: Imbalance, counts: Sequence[int | str]) -> dict[str, Any]:
         """Return how unevenly experts are loaded, and what the ends of a range are to the work and the activations of its middle, at
         ``imbalance``; nothing where they are loaded evenly."""
         if spread == EVEN:
@@ -242,7 +244,7 @@ class _Plan:
     def sliced_stages(
         self,
         lengths: Sequence[int],
-        counts: Sequence[int],
+        counts: Sequence[int | str],
         levels: bool,
         offload: bool | None,
     ) -> list[StageCost]:
@@ -255,17 +257,26 @@ class _Plan:
         kinds = [kind[:2] for kind, *_ in self._known(counts)[0]]
         return in_slices(self.pieces(lengths, of), kinds, self.model, self.machine)
 
-    def counts(self) -> list[int]:
+    def counts(self) -> Sequence[int | str]:
         """Layers per stage, checked or balanced."""
         stages, given = self.layout.pipeline * self.layout.chunks, self.layout.layers
         if given is not None:
-            counts = list(given)
+            try:
+                counts = decoder_counts(given)
+            except ValueError:
+                raise OptPipeError(f"layers: expected whole numbers, got {given}") from None
             if len(counts) != stages or min(counts) < 0 or sum(counts) != self.model.layers:
                 raise OptPipeError(
                     f"layers: expected {stages} numbers that add up to {self.model.layers}, the"
-                    f" layers of {self.model.name}; got {', '.join(map(str, counts))}"
+                    f" layers of {self.model.name}; got {', '.join(map(str, given))}"
                 )
-            return counts
+            marked = sum(isinstance(count, str) for count in given)
+            if marked > bool(self.model.mtp) or any(counts[mtp_stage(given) + 1 :]):
+                raise OptPipeError(
+                    "layers: an m marks the stage with the layers that predict further tokens, which come after all others;"
+                    f" {self.model.name} has {self.model.mtp}; got {', '.join(map(str, given))}"
+                )
+            return list(given)
         more = self.work.slices - 1  # attention of a slice in the middle
         cost = {
             kind: sum(times[op].total + more * times[op].attention for op in OPS)
@@ -276,7 +287,7 @@ class _Plan:
         last += self.model.mtp * (last + each[-1] + cost.get(None, 0.0))
         return split_layers(each, first, last, stages, self.model.name)
 
-    def stages(self, counts: Sequence[int], levels: bool) -> list[StageCost]:
+    def stages(self, counts: Sequence[int | str], levels: bool) -> list[StageCost]:
         """Return the cost of every stage."""
         keys, known = self._known(counts)
         costs = {key: self._stage(part, self.layout.chunks) for key, part in known.items()}
@@ -285,7 +296,7 @@ class _Plan:
         said = stage_layers(counts, self.model.mtp)
         return [replace(costs[key], layers=said[at]) for at, key in enumerate(keys)]
 
-    def facts(self, counts: Sequence[int]) -> dict[str, Any]:
+    def facts(self, counts: Sequence[int | str]) -> dict[str, Any]:
         """Return what holds for the whole iteration."""
         keys, known = self._known(counts)
         spent = {
@@ -308,24 +319,29 @@ class _Plan:
             self.model, self.machine, self.layout, work, by_stage, weights, exposed
         )
 
-    def _known(self, counts: Sequence[int]) -> tuple[list[_Key], dict[_Key, _Parts]]:
+    def _known(self, counts: Sequence[int | str]) -> tuple[list[_Key], dict[_Key, _Parts]]:
         """Return the kind of each stage, and the parts of each kind: most stages are alike."""
-        kinds: list[_Kinds] = [(*kind, 0) for kind in stage_kinds(self.model, counts)]
-        more = zip(kinds[-1], self._further(self.model.mtp), strict=True)
-        kinds[-1] = tuple(map(sum, more))  # type: ignore[assignment]
+        kinds: list[_Kinds] = [
+            (*kind, 0) for kind in stage_kinds(self.model, decoder_counts(counts))
+        ]
+        at = mtp_stage(counts)
+        more = zip(kinds[at], self._further(self.model.mtp), strict=True)
+        kinds[at] = tuple(map(sum, more))  # type: ignore[assignment]
         keys = [(kind, at == 0, at == len(kinds) - 1) for at, kind in enumerate(kinds)]
         return keys, {key: self._parts(*key) for key in dict.fromkeys(keys)}
 
     def _further(self, count: int) -> _Kinds:
-        """What so many layers that predict further tokens are made of; they are on the stage of the loss."""
+        """What so many layers that predict further tokens are made of."""
         dense = self.model.is_dense(self.model.layers - 1)
         return count * dense, count * (not dense), count
 
     def items(self, levels: bool) -> list[Item]:
         """Return the model layer by layer, embedding and head included."""
 
-        def item(name: str, kind: _Kinds, first: bool = False, last: bool = False) -> Item:
-            part = self._parts(kind, first, last)
+        def item(
+            name: str, kind: _Kinds, first: bool = False, last: bool = False, table: bool = True
+        ) -> Item:
+            part = self._parts(kind, first, last, table)
             cost = self._stage(part._replace(reserve=0), 1)
             cost = self._with_levels(cost, kind) if levels else cost
             return Item(name, cost, part.reserve, self._streams(kind))
@@ -333,7 +349,7 @@ class _Plan:
         none = (0, 0, 0)
         kinds = {one: item(NAMES[one], (one, not one, 0)) for one in self.layers if one is not None}
         body = [kinds[self.model.is_dense(at)] for at in range(self.model.layers)]
-        body += self.model.mtp * [item(MTP, self._further(1))] if self.model.mtp else []
+        body += [item(MTP, self._further(1), table=at == 0) for at in range(self.model.mtp)]
         return [item(EMBEDDING, none, first=True), *body, item(HEAD, none, last=True)]
 
     def _streams(self, kind: _Kinds) -> Streams | None:
@@ -346,8 +362,9 @@ class _Plan:
             times = {op: times[op].plus(self.times[None][op]) for op in OPS}
         return layer_streams(self.layers[which], times, self.machine, self.model, self.work)
 
-    def _parts(self, kind: _Kinds, first: bool, last: bool) -> _Parts:
-        """Return a stage of so many layers, with the embedding or the head."""
+    def _parts(self, kind: _Kinds, first: bool, last: bool, table: bool = True) -> _Parts:
+        """Return a stage of so many layers, with the embedding or the head; layers that predict further tokens need the `table` of
+        the embedding."""
         times = {op: OpTime() for op in OPS}
         act = held = excess = buffers = working = 0
         count = [0, 0]
@@ -371,10 +388,10 @@ class _Plan:
         if first:
             count[0] += -(-embedding_parameters(self.model) // self.work.tp)
             act += self.work.norm_tokens * self.model.hidden if self.model.gpt else 0
+        if kind[2] and table and not first and not self.model.tied:  # its own copy of the table
+            count[0] += -(-embedding_parameters(self.model) // self.work.tp)
         if last:
             count[0] += -(-head_parameters(self.model) // self.work.tp)
-            if self.model.mtp and not first and not self.model.tied:  # its own copy of the table
-                count[0] += -(-embedding_parameters(self.model) // self.work.tp)
             extra, logits = (
                 heads * size for size in head_bytes(self.machine, self.model, self.work)
             )

@@ -8,6 +8,24 @@ from dataclasses import MISSING, dataclass
 from ..errors import OptPipeError
 from ..option_fields import option
 
+MARK = (
+    "m"  # behind the number of a stage's layers: those that predict further tokens are there, too
+)
+
+
+def layers_and_mtp(text: str) -> tuple[int | str, ...]:
+    """Read ``3,4,4m,0``: the stage of the layers that predict further tokens may have an m behind its number.
+
+    Raises:
+        OptPipeError: for anything else.
+    """
+    words = text.split(",")
+    numbers = layer_list(",".join(word.removesuffix(MARK) for word in words))
+    return tuple(
+        f"{at}{MARK}" if word.endswith(MARK) else at
+        for at, word in zip(numbers, words, strict=True)
+    )
+
 
 def layer_list(text: str) -> tuple[int, ...]:
     """Read ``3,4,4,3``.
@@ -56,8 +74,11 @@ class Layout:
         "of the chunks: loop (stage s on device s mod p) or vee (there and back)",
         choices=("loop", "vee"),
     )
-    layers: Sequence[int] | None = option(
-        None, "layers per stage; default: balanced", metavar="A,B,...", read=layer_list
+    layers: Sequence[int | str] | None = option(
+        None,
+        "layers per stage, with an m behind the number where those for further tokens are (default: beside the head); default: balanced",
+        metavar="A,B,...",
+        read=layers_and_mtp,
     )
 
     def __post_init__(self) -> None:

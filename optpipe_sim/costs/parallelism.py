@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import OptPipeError
 from ..profile import Nvme, Offload
 from ..stage_cost import StageCost
-from .layout import Layout
+from .layout import MARK, Layout
 from .machines import Machine, MachineError, Pcie
 from .models import Model
 from .recompute.regions import require_modules
@@ -166,16 +166,29 @@ def _split_equal(layers: int, each: float, first: float, last: float, stages: in
     return [head] + [low] * (middle - more) + [low + 1] * more + [tail]
 
 
-def stage_layers(counts: Sequence[int], further: int = 0) -> list[int | None]:
+def decoder_counts(layers: Sequence[int | str]) -> list[int]:
+    """Return the decoder layers of each stage out of `layers`, where one number may have an m behind it: see `mtp_stage`."""
+    return [int(str(count).removesuffix(MARK)) for count in layers]
+
+
+def mtp_stage(layers: Sequence[int | str]) -> int:
+    """Return the stage with the layers that predict further tokens: the one whose number has an m behind it, as in Megatron-LM's
+    layouts; else that of the loss."""
+    marked = [at for at, count in enumerate(layers) if str(count).endswith(MARK)]
+    return marked[0] if marked else len(layers) - 1
+
+
+def stage_layers(layers: Sequence[int | str], further: int = 0) -> list[int | None]:
     """Return the `layers` of each stage in a profile, which say where it may be divided.
 
     Embedding and head count as one layer each, on the first and the last stage, and so do the `further`
-    layers beside the head. None for a stage in the middle without any layer.
+    layers that predict further tokens, on `mtp_stage`. None for a stage in the middle without any layer.
     """
-    ends = [0] * len(counts)
+    ends = [0] * len(layers)
     ends[0] += 1
-    ends[-1] += 1 + further
-    return [count + end or None for count, end in zip(counts, ends, strict=True)]
+    ends[-1] += 1
+    ends[mtp_stage(layers)] += further
+    return [count + end or None for count, end in zip(decoder_counts(layers), ends, strict=True)]
 
 
 def stage_kinds(model: Model, counts: Sequence[int]) -> list[tuple[int, int]]:

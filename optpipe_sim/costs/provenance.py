@@ -45,7 +45,7 @@ def provenance(
     machine: Machine,
     layout: Layout,
     work: Work,
-    counts: Sequence[int],
+    counts: Sequence[int | str],
     notes: dict[str, Any],
     lengths: Sequence[int] = (),
 ) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from ..costs.parallelism import decoder_counts, mtp_stage
 from ..errors import OptPipeError, ProfileError
 from ..profile import CostProfile
 from ..profile.items import EMBEDDING, HEAD, MTP
@@ -70,13 +71,16 @@ def parts_of(profile: CostProfile, layers: Sequence[int] | None = None) -> tuple
             " need the number of layers of each stage; write it there, or give the layers of each stage"
         )
     counts = [count or 0 for count in said]
-    model = profile.meta.get("model")
+    model, known = profile.meta.get("model"), profile.meta.get("layers_per_stage")
     further = model.get("mtp", 0) if isinstance(model, dict) else 0
+    at = mtp_stage(known) if isinstance(known, Sequence) and len(known) == len(counts) else -1
     if _ends_count(profile, sum(counts) - further):
         counts[0] -= 1
-        counts[-1] -= 1 + further
-    *before, last = parts_with(counts)
-    return *before, last._replace(mtp=further)
+        counts[-1] -= 1
+        counts[at] -= further
+    parts = list(parts_with(counts))
+    parts[at] = parts[at]._replace(mtp=further)
+    return tuple(parts)
 
 
 def _parts_of_items(profile: CostProfile) -> tuple[Part, ...]:
@@ -97,5 +101,5 @@ def _ends_count(profile: CostProfile, total: int) -> bool:
     known = profile.meta.get("layers_per_stage")
     model = profile.meta.get("model")
     if isinstance(known, Sequence) and known:
-        return bool(sum(known) == total - 2)
+        return bool(sum(decoder_counts(known)) == total - 2)
     return isinstance(model, dict) and model.get("layers") == total - 2

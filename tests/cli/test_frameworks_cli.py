@@ -266,7 +266,6 @@ def test_advice_for_a_framework_ends_in_its_options(
     cli, monkeypatch: pytest.MonkeyPatch, framework: str
 ) -> None:
     monkeypatch.setattr(family, "FREE_S", 0.5)
-    monkeypatch.setattr(family, "LAYOUT_S", 0.5)
     line = "advise --model qwen3-0.6b --machine h100 --gpus 2 --global-batch 4 --seq 2048 --pp 2"
     line += (
         f" --microbatch 1 --chunks 1 --recompute none --time-limit 3 --family {framework} --json"

@@ -11,8 +11,10 @@ from optpipe_sim.costs.layer import layer
 from optpipe_sim.costs.models import ModelError, mtp_parameters, parameters
 from optpipe_sim.costs.roofline import head_bytes, head_gemm, projection
 from optpipe_sim.costs.work import Work
+from optpipe_sim.errors import OptPipeError
 from optpipe_sim.frameworks.megatron.layout import layout_string
 from optpipe_sim.frameworks.parts import parts_of
+from optpipe_sim.profile.layout import with_layout
 
 MODEL = load_model("deepseek-v3")
 WITHOUT = replace(MODEL, mtp=0)
@@ -85,6 +87,28 @@ def test_layout_with_and_without_items() -> None:
         estimate(one, "h100-sxm", 16).meta["layers_per_stage"][-1] for one in (MODEL, WITHOUT)
     ]
     assert counts[0] < counts[1]
+
+
+def test_a_number_with_an_m_places_them_as_the_items_do() -> None:
+    """``...|t*5|m|L``: on a stage before that of the loss, with their copy of the embedding's table; the logits stay with the loss."""
+    layers = [9, *[8] * 5, 7, 5]
+    plain = estimate(MODEL, "h100-sxm", 8, items=True, layers=layers)
+    apart = estimate(MODEL, "h100-sxm", 8, layers=[*[9] * 6, "7m", 0])
+    moved = with_layout(plain, [10, *[9] * 5, 8, 1])
+    for ours, theirs in zip(apart.stages, moved.stages, strict=True):
+        assert ours.layers == theirs.layers
+        assert ours.static_bytes == pytest.approx(theirs.static_bytes, abs=2)
+        assert ours.act_bytes == pytest.approx(theirs.act_bytes, abs=4)
+        assert ours.work_ns == pytest.approx(theirs.work_ns, abs=8)
+    for one in (apart, moved):
+        assert layout_string(parts_of(one)) == "Et*9|(t*9|)*5t*7m|L"
+    held = [one.meta["parameters_per_device"] for one in (plain, apart)]
+    assert sum(held[0]) == sum(held[1])
+    for wrong in (["9m", *[8] * 5, 7, 5], [*[8] * 6, "8m", "5m"], ["a", *[8] * 7]):
+        with pytest.raises(OptPipeError, match="layers: "):
+            estimate(MODEL, "h100-sxm", 8, layers=wrong)
+    with pytest.raises(OptPipeError, match=f"{WITHOUT.name} has 0"):
+        estimate(WITHOUT, "h100-sxm", 8, layers=[*[9] * 6, "7m", 0])
 
 
 def test_full_recomputation_runs_the_projection_again_but_no_head() -> None:

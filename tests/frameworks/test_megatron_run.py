@@ -16,6 +16,7 @@ from optpipe_sim.costs import load_model
 from optpipe_sim.costs.calibrate import load_measurements
 from optpipe_sim.costs.machine_files import load_machine
 from optpipe_sim.errors import OptPipeError
+from optpipe_sim.frameworks.imports import megatron_run
 from optpipe_sim.frameworks.imports.megatron_run import differs, read_run
 from optpipe_sim.frameworks.megatron.layout import layers_in, layout_string
 from optpipe_sim.frameworks.parts import parts_with
@@ -178,6 +179,21 @@ def test_a_model_of_another_shape(tmp_path: Path) -> None:
 def test_layouts_are_read_as_they_are_written(counts: list[int]) -> None:
     assert layers_in(layout_string(parts_with(counts))) == counts
     assert layers_in("Et*2|(tt|)*5t|tmL") == [2, 2, 2, 2, 2, 2, 1, 1]
+    assert layers_in("Ett|tt|tm|L") == [2, 2, "1m", 0]
+
+
+def test_a_log_is_read_once(command_line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For its options, its measurements, and to compare its model with the one given."""
+    read = []
+    monkeypatch.setattr(
+        megatron_run, "read_bytes", lambda path: read.append(path) or Path(path).read_bytes()
+    )
+    path = log_at(tmp_path, log_of({}))
+    words = f"evaluate --log {path} --model llama3-70b --machine h100 --quiet"
+    assert command_line(words).code == 0
+    assert read == [str(path)]
+    path.write_text(log_of({"num_layers": 40}))  # another log of that name is another log
+    assert "num_layers 80, but the log has 40" in command_line(words).err
 
 
 def test_from_a_log_to_a_calibrated_run(command_line, tmp_path: Path) -> None:

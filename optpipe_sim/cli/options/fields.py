@@ -24,7 +24,7 @@ def add_fields(
 
     Args:
         group: of the help.
-        changes: by field, keywords of `add_argument` that this command has in the place of the field's own.
+        changes: by field, keywords of `add_argument`, or how it is read (``read``), that this command has in the place of the field's own.
     """
     for name, one in options_of(kind).items():
         if only and name not in only:
@@ -78,6 +78,7 @@ def _flag(one: Field[Any]) -> str:
 def _keywords(kind: type, one: Field[Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return what `add_argument` takes for a field, with the changes of a command."""
     said, annotated = how(one), get_type_hints(kind)[one.name]
+    text = changes.pop("read", said.read)
     if annotated is bool:
         action = "store_false" if said.off else "store_true"
         return {"action": action, "help": _percent(said.off or said.help), **changes}
@@ -89,7 +90,7 @@ def _keywords(kind: type, one: Field[Any], changes: dict[str, Any]) -> dict[str,
     if said.bare is not None:
         found |= {"nargs": "?", "const": said.bare}
     if "type" not in changes:
-        read = said.read and _reading(one.name, said.read)
+        read = text and _reading(one.name, text)
         if annotated in (int, int | None):
             read = int if said.choices else count
         elif read is None and annotated == tuple[str, ...]:

@@ -83,10 +83,14 @@ def most_chunks_text(profile: CostProfile) -> str:
 
 def _layers_text(profile: CostProfile, stage: int) -> str:
     """Return the layers of an estimated or measured stage: ``7 + embedding``."""
+    from ...costs.parallelism import decoder_counts, mtp_stage
+
+    layers = profile.meta["layers_per_stage"]
     ends = ["embedding"] * (stage == 0)
-    if stage == len(profile.stages) - 1:
-        ends += ["mtp"] * profile.meta.get("model", {}).get("mtp", 0) + ["head"]
-    return " + ".join([str(profile.meta["layers_per_stage"][stage]), *ends])
+    if stage == mtp_stage(layers):
+        ends += ["mtp"] * profile.meta.get("model", {}).get("mtp", 0)
+    ends += ["head"] * (stage == len(layers) - 1)
+    return " + ".join([str(decoder_counts(layers)[stage]), *ends])
 
 
 def _runs(profile: CostProfile) -> list[tuple[int, int]]:

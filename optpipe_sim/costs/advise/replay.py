@@ -29,7 +29,7 @@ def profile_of(
     choice: Choice,
     levels: bool | None = False,
     items: bool = False,
-    layers: Sequence[int] | None = None,
+    layers: Sequence[int | str] | None = None,
 ) -> CostProfile:
     """Return the estimated profile of a choice, under the question's limit and with the treatments that it
     allows; with or without levels of recomputation (None: as `estimate` has them), and with the model's `layers` per

@@ -161,7 +161,7 @@ class Question:
         """Tokens of a sequence."""
         return self.work.seq
 
-    def layout(self, choice: Choice, layers: Sequence[int] | None = None) -> Layout:
+    def layout(self, choice: Choice, layers: Sequence[int | str] | None = None) -> Layout:
         """Return the layout of a choice, with so many layers per stage, or balanced."""
         (found,) = made_of(choice.options, Layout, layers=layers)
         return found  # type: ignore[no-any-return]

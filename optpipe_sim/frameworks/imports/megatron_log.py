@@ -15,6 +15,7 @@ from itertools import groupby, pairwise
 from statistics import fmean, linear_regression, median
 from typing import Any
 
+from ...costs.parallelism import decoder_counts
 from ...errors import OptPipeError
 from ...files import read_bytes
 from ...names import build
@@ -367,7 +368,7 @@ def layers_of(log: Log, stages: int, path: Path) -> list[int] | None:
     layers = log.number("num_layers", 0) or log.number("encoder_num_layers", 0)
     layout = log.arguments.get("pipeline_model_parallel_layout", "None")
     if layout != "None":
-        counts = layers_in(layout)
+        counts = decoder_counts(layers_in(layout))
         if len(counts) != stages:
             raise OptPipeError(
                 f"{path}: pipeline_model_parallel_layout: {layout!r} is not a layout of {stages} stages"

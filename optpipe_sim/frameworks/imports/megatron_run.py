@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from statistics import median
 
 from ...costs.megatron_arguments import describes_model
@@ -17,6 +18,7 @@ from ...costs.work import GRAPHED
 from ...errors import OptPipeError
 from ...files import read_bytes
 from ...schedules import INTERLEAVED, PLAIN
+from ..megatron.layout import layers_in
 from .megatron_lines import Log, read_lines
 from .megatron_log import batch_of, layers_of, steady
 
@@ -55,9 +57,7 @@ def read_run(path: Path) -> MegatronRun:
     Raises:
         OptPipeError: names the file and what is missing in it.
     """
-    runs = read_lines(read_bytes(path).decode(errors="replace"))
-    logged = [run for run in runs if any(one.elapsed_ms is not None for one in run.blocks)]
-    log = logged[-1] if logged else runs[-1]
+    log = _last(path)
     for key in _NEEDED:
         if log.number(key, 0) < 1:
             raise OptPipeError(
@@ -88,10 +88,24 @@ def read_run(path: Path) -> MegatronRun:
     return MegatronRun(options, round(taken * 1e6), len(same), peak, tuple(notes))
 
 
+def _last(path: Path) -> Log:
+    """Return the last run in a log that has iterations, or else the last one."""
+    state = os.stat(path) if os.path.exists(path) else None
+    return _read(os.fspath(path), state and (state.st_mtime_ns, state.st_size))
+
+
+@lru_cache(maxsize=1)
+def _read(path: str, state: tuple[int, int] | None) -> Log:
+    """Read a file in this state once, however often it is asked for."""
+    runs = read_lines(read_bytes(path).decode(errors="replace"))
+    logged = [run for run in runs if any(one.elapsed_ms is not None for one in run.blocks)]
+    return logged[-1] if logged else runs[-1]
+
+
 def differs(model: Model, path: Path) -> str | None:
     """Return how a model differs from that of a log's arguments, in words; None where it does not, or the log does not
     describe one."""
-    log = read_lines(read_bytes(path).decode(errors="replace"))[-1]
+    log = _last(path)
     if not describes_model(log.arguments):
         return None
     for ours, theirs in _COMPARED.items():
@@ -134,13 +148,16 @@ def _parallel(log: Log, batch: int) -> Iterator[tuple[str, str]]:
     yield "--seq", str(log.number("seq_length", 1))
 
 
-def _layers(log: Log, path: Path) -> tuple[list[int] | None, str]:
+def _layers(log: Log, path: Path) -> tuple[Sequence[int | str] | None, str]:
     """Return the decoder layers of each stage, and why they are not known."""
     stages = log.number("pipeline_model_parallel_size", 1)
     stages *= log.number("virtual_pipeline_model_parallel_size", 1)
-    counts = layers_of(log, stages, path)
+    counts, layout = (
+        layers_of(log, stages, path),
+        log.arguments.get("pipeline_model_parallel_layout", "None"),
+    )
     if counts is not None:
-        return counts, ""
+        return counts if layout == "None" else layers_in(layout), ""
     return (
         None,
         "layers: the arguments do not say how they are dealt to the stages; they are balanced here",

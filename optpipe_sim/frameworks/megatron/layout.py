@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from itertools import groupby
 
+from ...costs.layout import MARK
 from ..parts import Part
 
 
@@ -26,12 +27,16 @@ def layout_string(parts: Sequence[Part]) -> str:
     return text + last
 
 
-def layers_in(layout: str) -> list[int]:
-    """Return the decoder layers of each stage in a layout string."""
+def layers_in(layout: str) -> list[int | str]:
+    """Return the decoder layers of each stage in a layout string, as `estimate` takes them: with an m behind the number where those
+    that predict further tokens are, if not on the stage of the loss."""
     text = layout.strip("'\"").replace(",", "")
     text = re.sub(r"\(([^)]*)\)\*(\d+)", lambda found: found[1] * int(found[2]), text)
     text = re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), text)
-    return [stage.count("t") for stage in text.split("|")]
+    return [
+        f"{stage.count('t')}{MARK}" if "m" in stage and "L" not in stage else stage.count("t")
+        for stage in text.split("|")
+    ]
 
 
 def _stage(part: Part) -> str:

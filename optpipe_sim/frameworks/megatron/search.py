@@ -102,16 +102,19 @@ def best(
         chunks: the numbers to try; None: `chunk_counts`.
         offload, recompute: whether activations may be offloaded or recomputed. `objective`: flush
             or span.
-        seconds: the most time for other layouts.
+        seconds: the most time; what is left when the family has been replayed with the given layout is for others.
         on_progress: called with the number of replays.
 
     Raises:
         OutOfMemory: if none fits; names the one with the least peak.
         OptPipeError: if the family is empty for this profile and number of microbatches.
     """
+    until = time.monotonic() + seconds
     tried: list[Tried] = []
     fits: set[Choice] = set()
     for choice in _family(profile, microbatches, chunks or chunk_counts(profile)):
+        if tried and time.monotonic() > until:
+            break
         kept = replace(choice, fraction=None, delta=0)
         if (choice != kept and (not offload or kept in fits)) or (choice.level and not recompute):
             continue
@@ -129,7 +132,7 @@ def best(
         )
     given = min(tried, key=lambda one: one.key)
     if profile.items:
-        tried += other_layouts(tried, profile, microbatches, objective, seconds)
+        tried += other_layouts(tried, profile, microbatches, objective, until)
     found = min(tried, key=lambda one: one.key)
     if found.over:
         least = min(tried, key=lambda one: one.peak)
@@ -158,7 +161,7 @@ def other_layouts(
     profile: CostProfile,
     microbatches: int,
     objective: str | None,
-    seconds: float,
+    until: float,
 ) -> list[Tried]:
     """Return the most promising choices with other layers on their stages: each from the layout that
     bounds or work suggest or the given one, improved by moves of one layer."""
@@ -166,9 +169,11 @@ def other_layouts(
     most = fitting[0].cost_ns if fitting else float("inf")
     faster = sorted((one for one in tried if one.over and one.cost_ns < most), key=lambda one: (one.over if not fitting else 0, one.cost_ns))  # fmt: skip
     starts = [*fitting[:MOST_STARTS], *faster[:MOST_STARTS]]
-    until, found = time.monotonic() + seconds, []
+    found: list[Tried] = []
     for at, one in enumerate(starts):
         share = (until - time.monotonic()) / (len(starts) - at)
+        if share <= 0:
+            break
         found += _climb(one, profile, microbatches, objective, time.monotonic() + share)
     return found
 

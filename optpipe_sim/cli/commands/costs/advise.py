@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             arguments.global_batch,
             arguments.seq,
             top=arguments.top,
-            time_limit=arguments.time_limit,
+            time_limit=arguments.time_limit * family.share_of_splits(arguments.family),
             memory_limit=arguments.memory_limit,
             treatments=arguments.treatments,
             per_stage=arguments.per_stage,
@@ -139,7 +139,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             **options,
         )
     if arguments.family:
-        plan, best = family.plan_in(arguments.family, found)
+        seconds = 0.0 if found.interrupted else arguments.time_limit - found.seconds
+        plan, best = family.plan_in(arguments.family, found, seconds, vars(arguments))
+        found = family.with_row(found, best)
     else:
         plan, best = family.plan_over_slices(found), found.rows[0]
     files: dict[str, str] = {}

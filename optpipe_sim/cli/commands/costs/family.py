@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,15 +11,20 @@ from ....errors import OptPipeError
 
 if TYPE_CHECKING:
     from ....costs.advise.rows import Advice, Row
+    from ....costs.advise.space import Choice
+    from ....frameworks.megatron.options import Plan
     from ....frameworks.megatron.search import Found
-    from ....profile import CostProfile
     from ....trace import Trace
     from ...outputs.show import Out
 
 SCRIPTS = 3  # plans that get one
-FREE_S = 8.0  # to search the same split without the family
-LAYOUT_S = 6.0  # for other layouts of layers
-MOST_OPS = 200_000  # rows with more ops are reported as they are
+SPLITS = (
+    0.5  # of the time limit, at most, for splits where a family is searched around the best of them
+)
+LAYOUTS = 0.7  # of what is left then: for other layouts and options; the rest searches the same split without the family
+NEAR = 0.05  # how much slower, as a share, a configuration may be to be searched around as well
+FREE_S = 8.0  # to search the same split without the family, at most
+MOST_OPS = 200_000  # schedules with more ops are reported as they are
 
 
 def restrictions(family: str | None, given: dict[str, Any], experts: bool) -> dict[str, Any]:
@@ -43,16 +49,33 @@ def restrictions(family: str | None, given: dict[str, Any], experts: bool) -> di
     return {key: usual.get(key) if value is None else value for key, value in named.items()}
 
 
-def plan_in(family: str, found: Advice) -> tuple[dict[str, Any], Row]:
-    """Return the options of the best row or of a better plan of its split, how far from the best of the split that is,
-    and the plan as a row.
+def share_of_splits(family: str | None) -> float:
+    """Return the share of the time limit that `advise` has for splits."""
+    return SPLITS if family == "megatron" else 1.0
+
+
+def plan_in(
+    family: str, found: Advice, seconds: float, given: dict[str, Any]
+) -> tuple[dict[str, Any], Row]:
+    """Return the options of the best row, or of a better plan that is near one of the fastest configurations, how far from the best of
+    its split that is, and the plan as a row.
+
+    Args:
+        seconds: how long to search for a better one. `given`: the user's options.
 
     Raises:
         OptPipeError: if the framework cannot express it.
     """
     if family == "torchtitan":
         return _torchtitan(found.rows[0]), found.rows[0]
-    return _megatron(found)
+    return _megatron(found, seconds, given["recompute"] is not None)
+
+
+def with_row(found: Advice, told: Row) -> Advice:
+    """Return the advice with a plan in the place of its split's row."""
+    others = (row for row in found.rows if row.choice.split != told.choice.split)
+    rows = sorted([told, *others], key=lambda row: row.key)
+    return replace(found, rows=tuple(rows[: len(found.rows)]))
 
 
 def told_to(family: str | None, trace: Trace) -> None:
@@ -137,85 +160,145 @@ def _torchtitan(row: Row) -> dict[str, Any]:
     return {"options": config, "command": torchtitan.command(config), "notes": notes}
 
 
-def _megatron(found: Advice) -> tuple[dict[str, Any], Row]:
-    """Return the plan of the best row, or a better one of its split: with the first layers of chunks
-    recomputed, activations offloaded, or other layers on the stages."""
-    from ....costs.advise.replay import profile_of
-    from ....frameworks.megatron.family import plan_for, plan_of
-    from ....frameworks.megatron.search import best
+def _megatron(found: Advice, seconds: float, fixed: bool) -> tuple[dict[str, Any], Row]:
+    """Return the plan of the best row or a better one: with the first layers of chunks recomputed, activations offloaded, or other
+    layers on the stages of one of the fastest configurations. `fixed`: what is recomputed stays as it is."""
+    from ....frameworks.megatron.family import plan_for
 
+    until = time.monotonic() + seconds
     row = found.rows[0]
-    m = row.choice.microbatches
+    if row.choice.pp > 1 and seconds > 0:
+        for other in _near(found, time.monotonic() + LAYOUTS * seconds, fixed):
+            row = min(row, other, key=lambda one: one.key)
     plan, notes = plan_for(row.trace.schedule, row.profile)
-    answer: dict[str, Any] = {}
-    whole = replace(row.choice, recompute="none")
-    profile = profile_of(found.question, whole, levels=True, items=True)
-    if row.choice.pp > 1 and len(row.trace.schedule) <= MOST_OPS:
-        try:
-            other = best(profile, m, chunks=[row.choice.chunks], seconds=LAYOUT_S)
-        except OptPipeError:
-            other = None
-        if other is not None and _faster(other.trace, profile, row):
-            plan, notes = plan_of(other.choice, other.trace.profile, m)
-            row = _told(found, row, other, [part.layers for part in plan.parts])
-        answer |= _free(profile, m, row.iteration_ns, found.question.seed)
     answer = {
         "told": row.schedule,
         "told_iteration_ns": round(row.iteration_ns),
         "told_mfu": row.mfu,
         "told_mfu_causal": row.mfu_causal,
         "told_peak_bytes": row.peak_bytes,
-        "told_layers": [part.layers for part in plan.parts],
-        **answer,
+        "told_layers": _layers(plan),
         "options": plan.options(),
         "command": plan.command(),
         "notes": list(notes),
     }
+    if row.choice.pp > 1:
+        answer |= _free(found, row, until, fixed)
     return answer, row
 
 
-def _told(found: Advice, row: Row, other: Found, layers: Sequence[int]) -> Row:
-    """Return a plan with other layers on its stages as a row, its costs estimated for these."""
+def _near(found: Advice, until: float, fixed: bool) -> Iterator[Row]:
+    """Yield the best plan of the family around each of the fastest configurations that fit, as a row."""
+    from ....costs.advise.replay import profile_of
+    from ....frameworks.megatron.family import plan_of
+    from ....frameworks.megatron.search import best
+    from ....schedules import MEGATRON_OFFLOAD, parse_name
+
+    question = found.question
+    offload = "offload" in question.treatments
+    offload &= MEGATRON_OFFLOAD in [parse_name(name)[0] for name in question.names]
+    choices = _fastest(found, fixed)
+    for at, choice in enumerate(choices):
+        share = (until - time.monotonic()) / (len(choices) - at)
+        if share <= 0:
+            return
+        profile = profile_of(question, choice, levels=not fixed, items=True)
+        recompute, m = "recompute" in question.treatments, choice.microbatches
+        try:
+            other = best(
+                profile,
+                m,
+                chunks=[choice.chunks],
+                offload=offload,
+                recompute=recompute,
+                seconds=share,
+            )
+            plan, _ = plan_of(other.choice, other.trace.profile, m)
+        except OptPipeError:  # none fits, or none has options
+            continue
+        yield _told(found, choice, other, _layers(plan), fixed)
+
+
+def _layers(plan: Plan) -> list[int | str]:
+    """Return the layers of each stage as `estimate` takes them: with an m behind the number where those that predict further
+    tokens are, if not on the stage of the loss."""
+    from ....costs.layout import MARK
+
+    return [
+        f"{part.layers}{MARK}" if part.mtp and not part.loss else part.layers for part in plan.parts
+    ]
+
+
+def _fastest(found: Advice, fixed: bool) -> list[Choice]:
+    """Return the configurations that are at most `NEAR` slower than the fastest that fits, which comes first, one for
+    all recomputations unless what is recomputed is `fixed`."""
+    most = (1 + NEAR) * found.rows[0].iteration_ns
+    points = sorted(
+        (p for p in found.points if p.fits and p.iteration_ns <= most), key=lambda p: p[:2]
+    )
+    asked = [found.rows[0].choice, *(point.choice for point in points)]
+    if not fixed:
+        asked = [replace(choice, recompute="none") for choice in asked]
+    small = (c for c in asked if 3 * c.pp * c.chunks * c.microbatches <= MOST_OPS and c.pp > 1)
+    return list(dict.fromkeys(small))
+
+
+def _told(
+    found: Advice, choice: Choice, other: Found, layers: Sequence[int | str], fixed: bool
+) -> Row:
+    """Return a plan of the family as a row, its costs estimated for the layers on its stages."""
     from ....bounds.bounds import lower_bound
     from ....costs.advise.replay import profile_of
     from ....costs.provenance import iteration_ns
     from ....sim import simulate
 
-    choice = replace(row.choice, recompute="none")
-    profile = profile_of(found.question, choice, levels=True, items=True, layers=layers)
+    profile = profile_of(found.question, choice, levels=not fixed, items=True, layers=layers)
     schedule = other.choice.build(profile, choice.microbatches)
     trace = simulate(schedule, profile)
     least = lower_bound(profile, choice.microbatches, pairs=bool(profile.pair_hidden))
     bound = iteration_ns(profile, least.ns)
     return replace(
-        row, choice=choice, schedule=other.choice.name, profile=profile, trace=trace, bound_ns=bound
+        found.rows[0],
+        choice=choice,
+        schedule=other.choice.name,
+        profile=profile,
+        trace=trace,
+        bound_ns=bound,
     )
 
 
-def _faster(trace: Trace, profile: CostProfile, row: Row) -> bool:
-    from ....costs.provenance import iteration_ns
-
-    return iteration_ns(profile, trace.cost_ns) < row.iteration_ns
-
-
-def _free(profile: CostProfile, m: int, own_ns: float, seed: int) -> dict[str, Any]:
+def _free(found: Advice, told: Row, until: float, fixed: bool) -> dict[str, Any]:
     """Return the best that a short search finds on the same split and chunks without the family, and a
-    bound for every schedule and layout of these."""
+    bound for every schedule and layout of these; empty where there is no time."""
+    from ....costs.advise.replay import profile_of
     from ....costs.provenance import iteration_ns
     from ....solvers.layers.bound import layout_bound
     from ....solvers.solve import solve
 
+    left = until - time.monotonic()
+    if left <= 0 or len(told.trace.schedule) > MOST_OPS:
+        return {}
+    question, m = found.question, told.choice.microbatches
+    profile = profile_of(question, told.choice, levels=not fixed, items=True)
     try:
         free = solve(
-            profile, m, engine="search", time_limit=FREE_S, seed=seed, published=False, chunks="own"
+            profile,
+            m,
+            engine="search",
+            time_limit=min(FREE_S, left),
+            seed=question.seed,
+            published=False,
+            chunks="own",
+            treatments=question.treatments,
+            per_stage=question.per_stage,
         )
     except OptPipeError:
         return {}
     bound, _ = layout_bound(profile, m, "flush", profile.memory_limit, 1.0)
-    best = min(own_ns, iteration_ns(profile, free.objective_ns))
+    best = min(told.iteration_ns, iteration_ns(profile, free.objective_ns))
     return {
         "free_ns": round(best),
-        "slower_than_free": own_ns / best - 1,
+        "slower_than_free": told.iteration_ns / best - 1,
         "layout_bound_ns": round(iteration_ns(profile, bound.ns)),
         "layout_bound_by": bound.name,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ....costs.layout import Layout
+from ....costs.layout import Layout, layer_list
 from ....errors import OptPipeError
 from ...options.fields import add_fields
 from ...options.kinds import MOST_REPEATS, count, count_to, whole
@@ -64,7 +64,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", metavar="TYPE", help="fp32, bf16 or fp16; default: fp32 on cpu, else bf16"
     )
-    add_fields(parser, Layout, "layers")
+    layers = {"read": layer_list, "help": "layers per stage; default: balanced"}
+    add_fields(parser, Layout, "layers", layers=layers)
     parser.add_argument(
         "--slices",
         type=_slices,

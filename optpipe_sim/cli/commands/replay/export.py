@@ -7,7 +7,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from ....costs.layout import Layout
+from ....costs.layout import Layout, layer_list
 from ....errors import InvalidSchedule, OptPipeError
 from ...options.fields import add_fields
 from ...options.kinds import framework
@@ -76,7 +76,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="with torch-csv: write the names of the modules of each stage; needs PROFILE",
     )
     layers = {
-        "help": "decoder layers of each stage, in model order (default: what the profile says)"
+        "read": layer_list,
+        "help": "decoder layers of each stage, in model order (default: what the profile says)",
     }
     add_fields(parser, Layout, "layers", layers=layers)
     export_plan.add_options(parser)

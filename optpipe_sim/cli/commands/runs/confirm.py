@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from ....costs.layout import Layout
+from ....costs.layout import Layout, layer_list
 from ....errors import OptPipeError
 from ....processes.signals import sigterm_as_ctrl_c
 from ...options.fields import add_fields
@@ -73,7 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", metavar="TYPE", help="fp32, bf16 or fp16; default: the profile's"
     )
-    layers = {"help": "layers per stage; default: the profile's"}
+    layers = {"read": layer_list, "help": "layers per stage; default: the profile's"}
     add_fields(parser, Layout, "layers", layers=layers)
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the batch (0)")
     for name, usual, text in (

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....costs.layout import Layout
+from ....costs.layout import Layout, layer_list
 from ....errors import OptPipeError
 from ....processes.signals import sigterm_as_ctrl_c
 from ...options.fields import add_fields
@@ -60,7 +60,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}", type=count, default=usual, metavar="N", help=f"{text} ({usual})"
         )
-    add_fields(parser, Layout, "layers")
+    layers = {"read": layer_list, "help": "layers per stage; default: balanced"}
+    add_fields(parser, Layout, "layers", layers=layers)
     add_levels(parser)
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of everything (0)")
     parser.add_argument("--lr", type=positive, default=3e-3, metavar="X", help="of AdamW (0.003)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ....trace import Trace
     from ...outputs.show import Out
 
+LEAST_S = 1.0  # for the search without the family
 # options of `solve` that choose how to search, or another question
 REFUSED = ("warm_start", "write_model", "noise", "evaluations", "placement", "log", "margin")
 
@@ -32,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
-    """Find the best of the family, solve without it for the rest of the time, and compare both."""
+    """Find the best of the family in half of the time, solve without it for the rest, and compare both."""
     from ....profile_io import save_profile
     from ....schedules import names_in
     from ....solvers.treatments import restrict
@@ -43,13 +45,15 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             option = name.replace("_", "-")
             raise OptPipeError(f"--{option}: is nothing for --family")
     profile = read_profile(arguments)
+    began = time.monotonic()
     try:
         trace, found, plan = _BEST[arguments.family](arguments, out, profile)
     except (OutOfMemory, NoSolution) as error:
         refuse(arguments, out, profile, error)
     if found.get("moved", False):
         needs_profile(arguments)
-    free = _free(arguments, out, restrict(profile, arguments.treatments))
+    left = max(LEAST_S, arguments.time_limit - (time.monotonic() - began))
+    free = _free(arguments, out, restrict(profile, arguments.treatments), left)
     trace.schedule.meta.update(
         name=found["told"], objective=trace.objective, family=arguments.family
     )
@@ -98,6 +102,7 @@ def _megatron(arguments: argparse.Namespace, out: Out, profile: CostProfile) -> 
             offload=_may(arguments, "offload"),
             recompute=_may(arguments, "recompute"),
             objective=arguments.objective,
+            seconds=arguments.time_limit / 2,
             on_progress=lambda tried: progress(f"{tried} plans", 0, 1),
         )
     try:
@@ -164,16 +169,18 @@ def _chunks(arguments: argparse.Namespace, profile: CostProfile) -> Sequence[int
     return [arguments.chunks] if isinstance(arguments.chunks, int) else None
 
 
-def _free(arguments: argparse.Namespace, out: Out, profile: CostProfile) -> SolveResult | None:
+def _free(
+    arguments: argparse.Namespace, out: Out, profile: CostProfile, seconds: float
+) -> SolveResult | None:
     """Solve without the family, with any layout where the family had one; None if nothing fits."""
     from ....solvers.layers.search import solve_layers
     from ....solvers.solve import solve
     from ...outputs.live import watching
 
-    options = search_options(arguments, chunks="any")
+    options = search_options(arguments, chunks="any", time_limit=seconds)
     m = arguments.microbatches
     try:
-        with watching(out, "solving without the family", arguments.time_limit) as live:
+        with watching(out, "solving without the family", seconds) as live:
             hooks: dict[str, Any] = {"watch": live, "on_wait": lambda: out.wait(COMPILING)}
             if profile.items:
                 return solve_layers(profile, m, **vars(options), **hooks).result
