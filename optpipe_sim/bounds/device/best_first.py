@@ -1,8 +1,8 @@
-"""The compiled best-first search over the schedules of one device, and what its two kinds of nodes share.
+"""The compiled best-first search over the schedules of one device, and what nodes have in common.
 
 A node is a row: the state at time ``T`` after everything that has started so far. First come the fields
-named here, then what `core` or `levels_core` counts per stage, with the ends of the F's whose activations wait
-on the device (at most ``keep`` of them, oldest first). These two modules give the loop its rules: which
+named here, then what `moves` counts per stage and level, with the ends of the F's whose activations wait
+on the device (at most ``keep`` of them, oldest first). That module gives the loop its rules: which
 moves there are, what they change, a lower bound on the cost from a node, and which of two nodes dominates the
 other.
 

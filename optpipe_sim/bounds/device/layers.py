@@ -13,25 +13,13 @@ All times ns, all memory bytes, int64; nothing here allocates.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ...compiled import loop, step
 from .best_first import COST, GC, GO, KC, LEVEL, NEVER, NONE, SO, SR, TC, TO, TR, T
 from .heap import copy
-
-
-class Compiled(NamedTuple):
-    """The problem of a device as compiled searches take it."""
-
-    case: Any
-    columns: int  # of a node
-    moves: int
-    layers: int
-    best_first: Callable[..., tuple[int, int, int]]
-    layered: Callable[..., tuple[int, int, bool]]
 
 
 class Layers(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..configurations import Configuration, Part, add_ops, configurations, waits
 from ..linear import Linear
-from .core import ONE
+from .moves import ONE
 from .problem import OneDevice
 from .search import KEEP
 
@@ -20,7 +20,7 @@ BYTE = 1 << 80  # prices per byte are in 1 / BYTE
 
 
 def prices(device: OneDevice) -> np.ndarray | None:
-    """(sets, stages, 10) fair prices in 1/ONE, in the columns of `core`, for a device whose
+    """(sets, stages, 10) fair prices in 1/ONE, in the columns of `moves`, for a device whose
     microbatches are all to come, and for one that has them all on the host. None where the sums
     would not fit into 64 bits, or where activations may be recomputed: that search takes none."""
     if any(cost.recompute for cost in device.costs):

@@ -15,23 +15,37 @@ goes through all orders, except those that another of no greater cost replaces:
   reloaded), could have ended already may run after it: that only releases memory.
 - Two nodes with the same counts: the one that is no later in anything makes the other needless.
 
+Where activations may be recomputed, the level of each is in the state: an F runs at one of the levels, a backward
+recomputes inside, or a C makes the activation whole before it. Of the exchange arguments these hold then:
+
+- Microbatches that wait in the same place at the same level are alike: the oldest is the first to have
+  its backward, the newest to be offloaded, and a reloaded one goes before one that stayed.
+- C takes the oldest, and those that stay at the level lose their newest: that is no less than what any
+  choice leaves (a relaxation).
+- A compute op that starts when a W could have ended already may run after it. (Not so for backwards:
+  their durations depend on the level.)
+- Of two nodes with the same counts, in each place at each level, the one that is no later in anything
+  makes the other needless: what is held when all that runs has ended is the same.
+
 Nodes are taken in the order of what they cost at least (work left and weight gradients
-that fit behind the last backward; the prices of `bounds.lp`; the tails of what has run), so that the cost of
-the next one bounds all schedules whenever the search stops.
+that fit behind the last backward, as it was run; what recomputes the activations that wait at a level; the prices of
+`bounds.lp`, where there are no levels; the tails of what has run), so that the cost of the next one bounds all schedules
+whenever the search stops.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from ...op_table import inside, make_table
+from ...ops import BW, B, F, O, R, W
 from .best_first import FIELDS, FULL, NEVER, NONE, make_room
-from .core import LAYERS, MOVES, WIDE, Case, search, search_layers
-from .layers import Compiled, make_layers
-from .levels import compiled_with_levels
+from .layers import make_layers
+from .moves import COLUMNS, COUNTS, FA, FR, LAYERS, MOVES, PLACES, Case, search, search_layers
 from .problem import OneDevice
 
 ROOM = 300_000  # nodes of a few layers; then more are merged
-KEEP = 6  # ends of F's distinguished per stage; more stay on the device only where memory is ample
+KEEP = 6  # ends of F's distinguished per stage and level; more stay on the device only where memory is ample
 
 
 def device_bound(
@@ -43,7 +57,7 @@ def device_bound(
     """Return a lower bound on the cost of every schedule, from one of its devices.
 
     Args:
-        prices: (sets, stages, 10), from `bounds.lp.prices`; None: without.
+        prices: (sets, stages, 10), from `prices.prices`; None: without.
         nodes: room for the search; it stops when that is full.
         goal_ns: the search stops at this bound.
 
@@ -52,8 +66,8 @@ def device_bound(
     """
     if not problem.possible:
         return 0, True
-    one = _compiled(problem, prices, goal_ns)
-    bound, _, end = one.best_first(one.case, make_room(nodes, one.columns, one.moves))
+    case, columns, moves = _compiled(problem, prices, goal_ns)
+    bound, _, end = search(case, make_room(nodes, columns, moves))
     return int(bound), end != FULL
 
 
@@ -75,52 +89,49 @@ def layered_bound(
     """
     if not problem.possible:
         return 0, True
-    one = _compiled(problem, prices, goal_ns)
-    room = make_layers(min(most, ROOM), one.columns, one.moves, one.layers)
-    bound, _, final = one.layered(one.case, room, width, most)
+    case, columns, moves = _compiled(problem, prices, goal_ns)
+    layers = LAYERS * case.stages * case.microbatches
+    room = make_layers(min(most, ROOM), columns, moves, layers)
+    bound, _, final = search_layers(case, room, width, most)
     if bound == NEVER:
         return 0, True  # no order of ops goes through
     return int(bound), bool(final) or bound == goal_ns
 
 
-def _compiled(problem: OneDevice, prices: np.ndarray | None, goal_ns: int) -> Compiled:
-    if any(cost.recompute for cost in problem.costs):
-        return compiled_with_levels(problem, goal_ns)
+def _compiled(problem: OneDevice, prices: np.ndarray | None, goal_ns: int) -> tuple[Case, int, int]:
+    """Return the problem as the compiled searches take it, the length of a node and the number of moves."""
     stages, m = len(problem.stages), problem.microbatches
-    most = [m if not c.act_bytes else problem.capacity // c.act_bytes for c in problem.costs]
-    keep = min(m, KEEP, max(most))
-    costs = np.array(
-        [
-            (
-                cost.t_f_ns,
-                cost.t_b_ns,
-                cost.t_w_ns,
-                cost.fused_ns if cost.fused_ns < cost.t_b_ns + cost.t_w_ns else NONE,
-                cost.t_offload_ns or 0,
-                cost.t_reload_ns or 0,
-                cost.act_bytes,
-                cost.w_bytes,
-                cost.offloadable if problem.offloads else 0,
-                delay,
-            )
-            for cost, delay in zip(problem.costs, problem.delay, strict=True)
-        ],
-        np.int64,
-    )
+    levels = 1 + max(len(cost.recompute) for cost in problem.costs)
+    if prices is None or levels > 1:
+        prices = np.zeros((0, stages, 10), np.int64)
+    costs = _costs(problem, levels)
+    held = min(one[FA] - one[FR] for one in costs if one[0] >= 0)
+    keep = min(m, KEEP, problem.capacity // int(held) if held else m)
+    drains = [(one.level, one.extra_ns, one.weights_ns) for one in problem.drains]
     case = Case(
-        costs,
-        m,
-        problem.capacity,
-        problem.exclusive,
-        keep,
-        goal_ns,
-        problem.after_ns,
-        problem.last.lost,
-        problem.releases,
-        problem.backs,
-        problem.tails,
-        problem.follows,
-        np.zeros((0, stages, 10), np.int64) if prices is None else prices,
-    )
-    columns, moves = FIELDS + stages * (WIDE + keep), stages * MOVES
-    return Compiled(case, columns, moves, LAYERS * stages * m, search, search_layers)
+        costs, stages, levels, m, problem.capacity, problem.exclusive, keep, goal_ns, problem.last.in_all,
+        problem.last.lost, problem.releases, problem.backs, problem.tails, problem.follows,
+        np.array(drains, np.int64), problem.after_ns, prices,
+    )  # fmt: skip
+    columns = FIELDS + stages * (COUNTS + levels * (PLACES + keep))
+    return case, columns, stages * levels * MOVES
+
+
+def _costs(problem: OneDevice, levels: int) -> np.ndarray:
+    """(stages * levels, COLUMNS), see `moves`."""
+    duration, allocated, released, _ = make_table(problem.costs)
+    rows = np.full((len(problem.costs) * levels, COLUMNS), NONE, np.int64)
+    for s, cost in enumerate(problem.costs):
+        for level in range(1 + len(cost.recompute)):
+            way = inside(level) if level else 0
+            time, more, less = duration[:, s, way], allocated[:, s, way], released[:, s, way]
+            again = cost.recompute[level - 1].t_ns if level else 0
+            smaller = level and more[BW] < more[B]
+            fuses = cost.fused_ns < cost.t_b_ns + cost.t_w_ns or smaller
+            keep = int(more[F] - less[F])
+            rows[s * levels + level] = (
+                time[F], time[B], time[W], time[BW] if fuses else NONE, again, time[O], time[R],
+                more[F], less[F], more[B], less[B], more[BW], less[BW], cost.act_bytes - keep,
+                more[R] if problem.offloads else 0, cost.w_bytes, problem.delay[s], again,
+            )  # fmt: skip
+    return rows

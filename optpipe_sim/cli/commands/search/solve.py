@@ -234,6 +234,10 @@ def _write_model(
     if profile.slices > 1:
         raise OptPipeError("--write-model: the MILP orders whole sequences; give --slices 1")
     problem = make_problem(profile, arguments.microbatches, None, arguments.objective, pairs=False)
+    if problem.may_recompute:
+        raise OptPipeError(
+            "--write-model: the MILP keeps or offloads activations; give --treatments keep,offload"
+        )
     unit_ns = write_model(
         problem,
         arguments.write_model,

@@ -1,9 +1,9 @@
-"""The compiled rules of `levels`: the moves of one device whose activations may be recomputed.
+"""The compiled rules of `search`: the moves of one device whose activations are kept, offloaded or recomputed.
 
-As `core`, with an activation's level of recomputation (0: kept whole) in the state. A node has, after the
-fields of `best_first`, per stage the F's, backwards and weight gradients that have started, then per stage and
-level how many activations wait where F left them, on the host and reloaded, and the ends of the F's of
-those that wait.
+Each activation has a level of recomputation; the first one is kept whole, and where nothing can be recomputed it is the
+only one. A node has, after the fields of `best_first`, per stage the F's, backwards and weight gradients that have
+started; then per stage and level how many activations wait where F left them, on the host and reloaded; then the ends
+of the F's of those that wait.
 
 All times ns, all memory bytes, int64; nothing here allocates.
 """
@@ -46,7 +46,7 @@ from .best_first import (
     remove_newest,
     settle,
 )
-from .heap import hashed_row, mixed
+from .heap import hashed_row
 from .layers import Layers, ages_apart, apart, earliest, earliest_ages, layered
 
 # per stage, counted as they start: F's, backwards, weight gradients (or BW's)
@@ -58,15 +58,19 @@ PLACES = 3
 # columns of `costs`, one row per stage and level
 F, B, W, BW, C, O, R, FA, FR, BA, BR, BWA, BWR, CA, MOVED, KEPT, DELAY, AGAIN = range(18)  # noqa: E741
 COLUMNS = 18
+# columns of `prices`: per ns of F, B, W, BW, O, R; then per F to come, per backward to come, per
+# weight gradient pending, per activation on the host
+YF, YB, YW, YBW, YO, YR, PER_F, PER_B, PER_W, PER_HOST = range(10)
+ONE = 1 << 20  # prices are in 1/ONE
 # moves of a level: F; B and BW of the oldest that stayed; B and BW of a reloaded one; C of one that
-# stayed, of a reloaded one; R; O of the newest that has ended, of the F that runs; W (level 0 only)
-M_F, M_B, M_BW, M_B_BACK, M_BW_BACK, M_C, M_C_BACK, M_R, M_O, M_O_NOW, M_W = range(11)
+# stayed, of a reloaded one; W (level 0 only); R; O of the newest that has ended, of the F that runs
+M_F, M_B, M_BW, M_B_BACK, M_BW_BACK, M_C, M_C_BACK, M_W, M_R, M_O, M_O_NOW = range(11)
 MOVES = 11
 LAYERS = 12  # per stage and microbatch, see `_layer_of`
 
 
 class Case(NamedTuple):
-    """One device with recomputation."""
+    """One device."""
 
     # (stages * levels, COLUMNS); F below 0 where a stage does not have a level, BW below 0 where
     # fusing gains nothing
@@ -89,12 +93,20 @@ class Case(NamedTuple):
     drains: (
         np.ndarray
     )  # (ways, 3) of the last backward: its level, what it recomputes, the W's after it
+    after: int  # the longest total time of W's after the last backward
+    prices: np.ndarray  # (sets, stages, 10), see `search`; none if there is more than one level
 
 
 @step
 def _place_of(case, code):
-    """Return where the counts of a stage's level begin in a node; the ends of its F's follow them."""
-    return FIELDS + case.stages * COUNTS + code * (PLACES + case.keep)
+    """Return where the counts of a stage's level begin in a node."""
+    return FIELDS + case.stages * COUNTS + code * PLACES
+
+
+@step
+def _ages_of(case, code):
+    """Return where the ends of the F's of a stage's level begin in a node, after all counts."""
+    return _place_of(case, case.stages * case.levels) + code * case.keep
 
 
 @step
@@ -134,7 +146,35 @@ def _estimate(node, case):
         best = max(best, end + least + case.tails[0, m - 1])
     if node[FIELDS + NF] < m:
         best = max(best, max(end + case.idle, end - again + case.lost))
+    for k in range(case.prices.shape[0]):
+        best = max(best, _priced(node, case, k, min(pending, case.after), left))
     return best
+
+
+@step
+def _priced(node, case, k, weights, left):
+    """Return a lower bound: the prices of all that is still to run. Compute ops' codes say their kind."""
+    m, prices = case.microbatches, case.prices
+    value = np.int64(0)
+    highest = np.int64(0)
+    for s in range(case.stages):
+        highest = max(highest, prices[k, s, YW])
+        at = FIELDS + s * COUNTS
+        value += (m - node[at + NF]) * prices[k, s, PER_F]
+        value += (m - node[at + NB]) * prices[k, s, PER_B]
+        value += (node[at + NB] - node[at + NW]) * prices[k, s, PER_W]
+        value += node[_place_of(case, s) + HOST] * prices[k, s, PER_HOST]
+    if node[KC] >= 0:
+        value += prices[k, node[KC] >> 2, node[KC] & 3] * (node[TC] - node[T])
+    if node[SO] >= 0:
+        value += prices[k, node[SO], YO] * (node[TO] - node[T])
+    if node[SR] >= 0:
+        value += prices[k, node[SR], YR] * (node[TR] - node[T])
+    least = node[T] + (value + ONE - 1) // ONE
+    if left > 0:
+        value -= highest * weights
+        least = max(least, node[T] + (value + ONE - 1) // ONE + case.tails[0, m - 1])
+    return least
 
 
 @step
@@ -173,7 +213,7 @@ def _start(node, move, s, level, case):
             return np.int64(NONE)
         when = max(when, case.backs[s, n])
         if stayed:
-            when = max(when, node[here + PLACES] + cost[DELAY])
+            when = max(when, node[_ages_of(case, code)] + cost[DELAY])
         if level == 0:
             return np.int64(when)
         return fits_at(node, cost[BWA] if fused else cost[BA], case.capacity, when)
@@ -181,15 +221,14 @@ def _start(node, move, s, level, case):
         return reload_start(node, code, node[here + HOST], cost[MOVED], case.capacity, case.shared)
     if cost[MOVED] == 0:
         return np.int64(NONE)
-    return offload_start(node, code, node[here + STAY], move == M_O_NOW, case.shared)
+    return offload_start(node, 4 * code, node[here + STAY], move == M_O_NOW, case.shared)
 
 
 @step
-def _insert(node, here, keep, age):
+def _insert(node, stay, ages, keep, age):
     """Add an activation that waits, whose F ended at `age`."""
-    ages = here + PLACES
-    place = min(node[here + STAY], keep)
-    node[here + STAY] += 1
+    place = min(node[stay], keep)
+    node[stay] += 1
     if place == keep:
         if node[ages + keep - 1] <= age:
             return
@@ -201,8 +240,8 @@ def _insert(node, here, keep, age):
 
 
 @step
-def _compute(node, when, duration, allocated, released):
-    node[TC], node[KC], node[GC] = when + duration, NONE, released
+def _compute(node, code, when, duration, allocated, released):
+    node[TC], node[KC], node[GC] = when + duration, code, released
     node[LEVEL] += allocated
 
 
@@ -212,33 +251,33 @@ def _move(node, option, when, case):
     code, move = option // MOVES, option % MOVES
     s, keep = code // case.levels, case.keep
     at, here = FIELDS + s * COUNTS, _place_of(case, code)
-    stay, ages, cost = here + STAY, here + PLACES, case.costs[code]
-    runs = forward_outlasts(node, code, case.shared)
+    stay, ages, cost = here + STAY, _ages_of(case, code), case.costs[code]
+    runs = forward_outlasts(node, 4 * code, case.shared)
     settle(node, when)
     if move == M_F:
-        _compute(node, when, cost[F], cost[FA], cost[FR])
-        node[KC] = code
+        _compute(node, 4 * code, when, cost[F], cost[FA], cost[FR])
         node[COST] = max(node[COST], node[TC] + case.follows[s, node[at + NF]])
-        _insert(node, here, keep, node[TC])
+        _insert(node, stay, ages, keep, node[TC])
         node[at + NF] += 1
     elif move == M_W:
-        _compute(node, when, cost[W], 0, cost[KEPT])
+        _compute(node, 4 * code + 2, when, cost[W], 0, cost[KEPT])
         node[at + NW] += 1
     elif move in (M_C, M_C_BACK):
-        _compute(node, when, cost[C], cost[CA], 0)
+        _compute(node, NONE, when, cost[C], cost[CA], 0)
         whole = _place_of(case, s * case.levels)
         if move == M_C_BACK:
             node[here + BACK] -= 1
             node[whole + BACK] += 1
         else:  # as if it were the oldest, and the newest that no longer waits for it
-            _insert(node, whole, keep, node[ages])
+            first = _ages_of(case, s * case.levels)
+            _insert(node, whole + STAY, first, keep, node[ages])
             remove(node, stay, ages, keep, min(node[stay], keep) - 1)
     elif move <= M_BW_BACK:
         fused = move in (M_BW, M_BW_BACK)
         if fused:
-            _compute(node, when, cost[BW], cost[BWA], cost[BWR])
+            _compute(node, 4 * code + 3, when, cost[BW], cost[BWA], cost[BWR])
         else:
-            _compute(node, when, cost[B], cost[BA], cost[BR])
+            _compute(node, 4 * code + 1, when, cost[B], cost[BA], cost[BR])
         node[COST] = max(node[COST], node[TC] + case.tails[s, node[at + NB]])
         node[at + NB] += 1
         node[at + NW] += 1 if fused else 0
@@ -269,20 +308,15 @@ def _normalise(node, case):
         # no backward of the stage starts earlier than this
         soonest = max(node[TC], case.backs[s, min(backs, case.microbatches - 1)])
         before = soonest - case.costs[code, DELAY]
-        forget_ages(node, here + STAY, here + PLACES, case.keep, before)
+        forget_ages(node, here + STAY, _ages_of(case, code), case.keep, before)
 
 
 @step
 def _same_counts(one, other, case):
-    for k in range(FIELDS, FIELDS + case.stages * COUNTS):
-        if one[k] != other[k]:
-            return False
-    for code in range(case.stages * case.levels):
-        here = _place_of(case, code)
-        for k in range(PLACES):
-            if one[here + k] != other[here + k]:
-                return False
-    return True
+    differ = 0
+    for k in range(FIELDS, _ages_of(case, 0)):
+        differ += one[k] != other[k]
+    return differ == 0
 
 
 @step
@@ -292,20 +326,14 @@ def _no_worse(one, other, case):
         return False
     for code in range(case.stages * case.levels):
         here = _place_of(case, code)
-        if not no_younger(one, other, here + STAY, here + PLACES, case.keep):
+        if not no_younger(one, other, here + STAY, _ages_of(case, code), case.keep):
             return False
     return True
 
 
 @step
 def _hash_counts(node, case, size):
-    """Return a hash of all counts, from 0 to size - 1; `size` is a power of two."""
-    value = np.int64(hashed_row(node[FIELDS : FIELDS + case.stages * COUNTS], size))
-    for code in range(case.stages * case.levels):
-        here = _place_of(case, code)
-        for k in range(PLACES):
-            value = value * 1000003 + node[here + k]
-    return mixed(value, size)
+    return hashed_row(node[FIELDS : _ages_of(case, 0)], size)
 
 
 @step
@@ -318,25 +346,30 @@ def _is_whole(node, case):
 
 @step
 def _find_starts(node, starts, case):
-    """Fill in when each move can start; returns when the first W that may go first could have ended."""
+    """Fill in when each move can start; returns when the first one that may go first could have ended: a W or, where
+    that takes and releases the same whichever activation it is of, a backward."""
     cut = np.int64(NEVER)
     for code in range(case.stages * case.levels):
         s, level = code // case.levels, code % case.levels
+        cost, back = case.costs[code], node[_place_of(case, code) + BACK]
         for move in range(MOVES):
             when = _start(node, move, s, level, case)
             if when >= 0:
                 when = max(when, node[T])
-                if move == M_W and case.costs[code, W] > 0:
-                    cut = min(cut, when + case.costs[code, W])
+                duration = cost[W] if move == M_W else max(cost[B], cost[BW])
+                early = move == M_B_BACK or (move == M_B and back == 0)
+                early = move == M_W or (early and case.levels == 1)
+                if early and duration > 0:
+                    cut = min(cut, when + duration)
             starts[code * MOVES + move] = when
     return cut
 
 
 @step
 def _is_needless(option, starts, cut, case):
-    """Whether a W may go first instead, or a reloaded activation is at least as good."""
+    """Whether a W or backward may go first instead, or a reloaded activation is at least as good."""
     code, move, when = option // MOVES, option % MOVES, starts[option]
-    if (move <= M_C_BACK or move == M_W) and when >= cut:
+    if move <= M_W and when >= cut:
         return True
     if move in (M_B, M_BW, M_C):
         return 0 <= starts[code * MOVES + (M_C_BACK if move == M_C else M_B_BACK)] <= when
@@ -344,7 +377,7 @@ def _is_needless(option, starts, cut, case):
 
 
 @entry
-def search_levels(case: Case, room: Room) -> tuple[int, int, int]:
+def search(case: Case, room: Room) -> tuple[int, int, int]:
     """Search one device; returns (bound, nodes made, FULL, DONE or GOAL_REACHED), see `best_first`."""
     return best_first(  # type: ignore[no-any-return]
         case, room, _is_whole, _find_starts, _is_needless, _move, _estimate, _hash_counts,
@@ -372,7 +405,7 @@ def _distance(one, other, case):
     far = apart(one, other)
     for code in range(case.stages * case.levels):
         here = _place_of(case, code)
-        far += ages_apart(one, other, here + STAY, here + PLACES, case.keep)
+        far += ages_apart(one, other, here + STAY, _ages_of(case, code), case.keep)
     return far
 
 
@@ -381,13 +414,11 @@ def _merge(one, into, case):
     earliest(one, into)
     for code in range(case.stages * case.levels):
         here = _place_of(case, code)
-        earliest_ages(one, into, here + STAY, here + PLACES, case.keep)
+        earliest_ages(one, into, here + STAY, _ages_of(case, code), case.keep)
 
 
 @entry
-def search_levels_in_layers(
-    case: Case, layers: Layers, width: int, most: int
-) -> tuple[int, int, bool]:
+def search_layers(case: Case, layers: Layers, width: int, most: int) -> tuple[int, int, bool]:
     """Search one device in layers; see `layers.layered`."""
     return layered(  # type: ignore[no-any-return]
         case, layers, width, most, _is_whole, _find_starts, _is_needless, _move, _estimate, _hash_counts,
