@@ -8,12 +8,13 @@ from inspect import Parameter
 from typing import Any
 
 from .errors import InvalidSchedule, NoSolution, OptPipeError, require
+from .option_fields import listing, parameters_of
 from .profile import CostProfile
 from .schedule import Schedule
 from .schedules import COMMON, GROUPED, GROUPED_OFFLOADED, REGISTRY, Entry
 from .schedules import build as build_pattern
 from .schedules import parse_name as parse_entry
-from .solvers.options import KINDS, listing, parse_option, solve_parameters
+from .solvers.options import KINDS, SolveOptions, parse_option
 from .units import Size, written_size
 
 
@@ -114,7 +115,7 @@ def _tuned(
     return found.trace.schedule.replace(meta={"name": found.name})
 
 
-@listing(solve_parameters())
+@listing(parameters_of(SolveOptions))
 def optpipe(
     profile: CostProfile,
     microbatches: int,

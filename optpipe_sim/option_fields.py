@@ -65,33 +65,44 @@ def made_of(options: Mapping[str, Any], *kinds: type, **more: Any) -> list[Any]:
     return [kind(**{key: given[key] for key in options_of(kind) if key in given}) for kind in kinds]
 
 
+def listing(parameters: Iterable[Parameter]) -> Callable[[_Function], _Function]:
+    """Replace ``**options`` in a function's signature by keyword parameters, for help and completion; those that the function
+    names already are unchanged."""
+
+    def decorate(function: _Function) -> _Function:
+        own = signature(function)
+        named = [one for one in own.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+        more = [one for one in parameters if one.name not in own.parameters]
+        function.__signature__ = own.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def parameters_of(*kinds: type, without: Iterable[str] = (), **defaults: Any) -> list[Parameter]:
+    """Return the options of dataclasses as keyword parameters; `defaults`: in the place of the fields' own."""
+    return [
+        Parameter(
+            name,
+            Parameter.KEYWORD_ONLY,
+            default=defaults.get(name, Parameter.empty if one.default is MISSING else one.default),
+            annotation=one.type,
+        )
+        for name, one in options_of(*kinds).items()
+        if name not in without
+    ]
+
+
 def takes(
     *kinds: type, without: Iterable[str] = (), **defaults: Any
 ) -> Callable[[_Function], _Function]:
     """Let a function with ``**options`` take the fields of `kinds`, and no other keyword.
 
-    Its signature then has each of them, for help and completion, and its docstring what each means, in the place of the
-    paragraph ``options:``. Parameters that the function names itself are left to it. `defaults`: those that it has instead of the fields'.
+    Its signature then has each of them, and its docstring what each means, in the place of the paragraph that begins with
+    ``options: the fields of``, unless it says that itself. `defaults`: those that it has instead of the fields' own.
     """
 
     def decorate(function: _Function) -> _Function:
-        own = signature(function)
-        left = {*without, *own.parameters}
-        taken = {name: one for name, one in options_of(*kinds).items() if name not in left}
-        named = [one for one in own.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
-        more = [
-            Parameter(
-                name,
-                Parameter.KEYWORD_ONLY,
-                default=defaults.get(
-                    name, Parameter.empty if one.default is MISSING else one.default
-                ),
-                annotation=one.type,
-            )
-            for name, one in taken.items()
-        ]
-        known = {one.name for one in [*named, *more]}
-
         @wraps(function)
         def checked(*args: Any, **options: Any) -> Any:
             for name in options:
@@ -101,15 +112,19 @@ def takes(
                     )
             return function(*args, **{**defaults, **options})
 
-        checked.__signature__ = own.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
-        checked.__doc__ = _documented(function.__doc__ or "", taken)
-        return checked  # type: ignore[return-value]
+        made = listing(parameters_of(*kinds, without=without, **defaults))(checked)
+        known = signature(made).parameters
+        made.__doc__ = _documented(
+            function.__doc__ or "",
+            {name: one for name, one in options_of(*kinds).items() if name in known},
+        )
+        return made  # type: ignore[return-value]
 
     return decorate
 
 
 def _documented(text: str, taken: Mapping[str, Field[Any]]) -> str:
-    """Return a docstring with what each option means in the place of its paragraph ``options:``."""
+    """Return a docstring with what each option means in the place of its paragraph on them."""
 
     def said(name: str, one: Field[Any]) -> str:
         help = re.sub(
@@ -120,5 +135,11 @@ def _documented(text: str, taken: Mapping[str, Field[Any]]) -> str:
         texts = wrap(f"{name}: {help}", _WIDTH, subsequent_indent="    ", break_on_hyphens=False)
         return indent("\n".join(texts), " " * 8)
 
-    lines = "\n".join(said(name, one) for name, one in taken.items())
-    return re.sub(r"^        options: .*(\n {9,}.*)*", lambda _: lines, text, flags=re.MULTILINE)
+    own = {
+        word
+        for line in re.findall(r"^ {8}([\w, `]+):", text, re.MULTILINE)
+        for word in re.findall(r"\w+", line)
+    }
+    lines = "\n".join(said(name, one) for name, one in taken.items() if name not in own)
+    paragraph = r"^ {8}options: the fields of .*(\n {9,}.*)*"
+    return re.sub(paragraph, lambda _: lines, text, flags=re.MULTILINE)

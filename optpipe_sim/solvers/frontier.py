@@ -8,6 +8,7 @@ from os import cpu_count
 from typing import Any
 
 from ..errors import NoSolution, OptPipeError, OutOfMemory, require
+from ..option_fields import listing, parameters_of
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..trace import Trace
@@ -15,7 +16,7 @@ from ..trace.picture import curve_html
 from ..units import Size, as_limit, counted, format_size, format_time, html_table, size_text
 from .covers import candidate_shapes, covers
 from .fixed import Best, FixedPoint, best_fixed, best_rule, fixed_points, published
-from .options import SolveOptions, listing, solve_parameters
+from .options import SolveOptions
 from .problem import make_problem
 from .race.cache import open_cache
 from .reports import no_report
@@ -142,7 +143,7 @@ class Frontier:
 COMPARING = 0.3  # of the time of each search, for the best published schedule
 
 
-@listing(solve_parameters("margin"))
+@listing(parameters_of(SolveOptions, without=["margin"]))
 def frontier(
     profile: CostProfile,
     microbatches: int,

@@ -29,12 +29,13 @@ import numpy as np
 
 from ..errors import NoSolution, OptPipeError, OutOfMemory
 from ..files import write_mapping, write_text
+from ..option_fields import listing, parameters_of
 from ..processes.fresh import how_it_ended, kill, last_line, start_python
 from ..processes.signals import leave_with_parent
 from ..profile import CostProfile
 from ..profile_io import load_profile, save_profile
 from ..schedule import Schedule
-from .options import listing, solve_parameters
+from .options import SolveOptions
 from .race.portfolio import Race
 from .result import status_of
 from .solve import solve
@@ -60,7 +61,7 @@ class SolverProcess:
         OptPipeError: for options that are not plain data, or a folder that cannot be written.
     """
 
-    @listing(solve_parameters())
+    @listing(parameters_of(SolveOptions))
     def __init__(
         self,
         profile: CostProfile,

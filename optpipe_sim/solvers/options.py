@@ -7,12 +7,12 @@ heavy, so that the command line can use it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ..errors import OptPipeError
+from ..option_fields import option
 from .margins.shares import Margins, as_margins
 
 if TYPE_CHECKING:
@@ -24,66 +24,101 @@ PLACEMENTS = ("own", "loop", "vee")
 TREATMENTS = ("keep", "offload", "recompute")
 MOST_WORKERS = 1024
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
 
 @dataclass(frozen=True, kw_only=True)
 class SolveOptions:
-    """How `solve` searches, and over which schedules.
-
-    Attributes:
-        engine: ``auto`` (every engine that helps, in parallel), ``adaoffload``, ``search``,
-            ``cpsat``, ``milp``.
-        time_limit: total seconds.
-        objective: ``flush`` (makespan) or ``span`` (longest device span); None: what an iteration takes under the
-            profile's execution, ``flush`` where that is ideal.
-        seed: seeds every random choice.
-        workers: processes; None: one per core.
-        evaluations: only for the engine ``search``: stop after this many evaluations instead of by
-            the clock, which makes the search deterministic.
-        gap: stop when the incumbent is proven to be within this optimality gap (0.01: 1 %).
-        solver: the MILP solver that ``milp`` uses. `force`: build the model however large it is.
-        cache: start from cached results of this problem or of similar ones, and cache the result
-            (`race.cache`). Without the cache a run depends only on its arguments.
-        published: begin with AdaOffload and the published schedules, with every value of their
-            options.
-        treatments: the allowed treatments of an activation, out of ``keep, offload, recompute``;
-            None: all that the profile has. `per_stage`: all activations of a stage get the same
-            treatment.
-        pairs: whether a forward and a backward may run as one op; None: where the profile's execution has that, or, where
-            that is ideal, where the profile says what pairs hide.
-        margin: how far copies, ops and memory may exceed the profile while the plan still holds, as
-            ``copies=10%,ops=5%,memory=3%`` or a mapping; None: no margin (see `Margins`).
-        chunks: chunks per device: ``own`` (those of the profile), a number, or ``any`` (every
-            number and placement that the profile admits). None becomes ``any``, and ``own`` where another option is
-            about one shape: a placement, evaluations, and the exact engines.
-        placement: ``loop`` or ``vee`` (two chunks unless `chunks` says otherwise); ``own``: the
-            profile's, or ``loop`` if a number of chunks is given.
-        slices: slices per sequence: ``own`` (those of the profile), a number (1: whole sequences;
-            else equal slices of a profile without), or ``any`` (see `covers.candidate_slices`).
+    """How `solve` searches, and over which schedules; the fields say what each option means.
 
     Raises:
         OptPipeError: for an invalid value, or one that the engine would ignore.
     """
 
-    engine: str = "auto"
-    time_limit: float = 60.0
-    objective: str | None = None
-    seed: int = 0
-    workers: int | None = None
-    evaluations: int | None = None
-    gap: float = 0.0
-    solver: str = "highs"
-    force: bool = False
-    cache: bool = False
-    published: bool = True
-    treatments: Sequence[str] | None = None
-    per_stage: bool = False
-    pairs: bool | None = None
-    margin: Margins | Mapping[str, Any] | str | None = None
-    chunks: int | str | None = None
-    placement: str = "own"
-    slices: int | str = "own"
+    engine: str = option(
+        "auto",
+        "auto: every engine that helps, in parallel; adaoffload: that greedy alone; search: over programs; cpsat: CP-SAT; milp: the"
+        " reconstructed MILP",
+        choices=ENGINES,
+    )
+    time_limit: float = option(
+        60.0,
+        "seconds in all; it ends sooner if the best schedule is proven optimal",
+        metavar="SECONDS",
+    )
+    objective: str | None = option(
+        None,
+        "what counts as the time: flush (until all is done) or span (the longest device, for iterations chained without a flush);"
+        " default: as the execution of the profile says, flush where that is ideal",
+        choices=OBJECTIVES,
+    )
+    seed: int = option(0, "of random choices", metavar="N")
+    workers: int | None = option(
+        None,
+        "worker processes (default: one per core); auto has one more for bounds, for a quarter of the time, and at least one each to"
+        " search and, if small enough, for CP-SAT",
+        metavar="N",
+    )
+    evaluations: int | None = option(
+        None,
+        "for --engine search: stop after this many schedules instead of by the clock, so that a seed always gives the same result",
+        metavar="N",
+    )
+    gap: float = option(
+        0.0,
+        "stop when the best schedule is proven to be within this optimality gap, as 1% or 0.01",
+        metavar="SHARE",
+    )
+    solver: str = option(
+        "highs",
+        "for --engine milp: highs, gurobi, or another MILP solver that Pyomo knows",
+        metavar="NAME",
+    )
+    force: bool = option(False, "build the MILP even if it is very large")
+    cache: bool = option(
+        False,
+        "start from cached results of this problem or of similar ones, and cache the result; without it a run depends only on its"
+        " arguments",
+    )
+    published: bool = option(
+        True,
+        "begin with AdaOffload and the published schedules, with every value of their options, so that none of them that fits is faster"
+        " than the result, provided that half of the time limit (at least one second) is enough to try those that could be;"
+        " `untried` of the result's info counts the others. False: `warm_start` is already the best of them",
+    )
+    treatments: Sequence[str] | None = option(
+        None,
+        "allowed treatments of activations, out of keep,offload,recompute; keeping is always possible; default: all that the profile"
+        " has",
+        metavar="A,B",
+    )
+    per_stage: bool = option(False, "treat all activations of a stage alike, as frameworks require")
+    pairs: bool | None = option(
+        None,
+        "whether a forward and a backward may run as one op (profile: pair_hidden); default: where the execution has that, or, where"
+        " that is ideal, where the profile says what pairs hide",
+        metavar="yes|no",
+    )
+    margin: Margins | Mapping[str, Any] | str | None = option(  # noqa: RUF009
+        None,
+        "plan so that limit and time hold if copies, ops or memory take more than profiled, as copies=10%,ops=5%,memory=3%; says what"
+        " each margin costs",
+        metavar="SHARES",
+    )
+    chunks: int | str | None = option(
+        None,
+        "chunks per device: a number; any: all numbers up to one layer per stage, and two in a V; own: the profile's; default: those of a"
+        " schedule to start from; own with a placement, with evaluations and with the engines milp and cpsat; else any",
+    )
+    placement: str = option(
+        "own",
+        "placement of chunks: loop (stage s on device s mod p) or vee (two chunks, there and back); default: the profile's own, loop if a"
+        " number of --chunks is given",
+        choices=PLACEMENTS,
+    )
+    slices: int | str = option(
+        "own",
+        "slices of each sequence that pass the pipeline one after the other; 1: whole sequences; any: whole ones and the profile's own,"
+        " or 2, 4 and 8 equal ones; default: the profile's",
+    )
 
     def __post_init__(self) -> None:
         _require_one_of("engine", self.engine, ENGINES)
@@ -95,11 +130,11 @@ class SolveOptions:
         if self.engine != "milp" and (self.solver != "highs" or self.force):
             raise OptPipeError(f"solver, force: are for the engine 'milp', not {self.engine!r}")
         if self.treatments is not None:
+            object.__setattr__(self, "treatments", tuple(self.treatments))
             for name in self.treatments:
                 if name not in TREATMENTS:
                     known = ", ".join(TREATMENTS)
                     raise OptPipeError(f"treatments: expected some of {known}, got {name!r}")
-            object.__setattr__(self, "treatments", tuple(self.treatments))
         object.__setattr__(self, "margin", as_margins(self.margin))
 
     def _check_effort(self) -> None:
@@ -166,29 +201,6 @@ class SolveOptions:
 
 
 KINDS = get_type_hints(SolveOptions)  # of each option
-
-
-def listing(parameters: Iterable[Parameter]) -> Callable[[_Function], _Function]:
-    """Replace ``**options`` in a function's signature by explicit keyword parameters, for help and
-    completion; parameters that the function already names are unchanged."""
-
-    def decorate(function: _Function) -> _Function:
-        own = signature(function)
-        named = [one for one in own.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
-        more = [one for one in parameters if one.name not in own.parameters]
-        function.__signature__ = own.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
-        return function
-
-    return decorate
-
-
-def solve_parameters(*left_out: str) -> list[Parameter]:
-    """Return the options of `solve` as keyword parameters, for `listing`."""
-    return [
-        Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
-        for one in fields(SolveOptions)
-        if one.name not in left_out
-    ]
 
 
 def parse_option(name: str, text: str) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..codes import O
 from ..errors import OptPipeError
+from ..option_fields import listing, parameters_of
 from ..processes.signals import ctrl_c_later
 from ..profile import CostProfile
 from ..schedule import Schedule
@@ -41,7 +42,7 @@ from .anneal.times import NEVER, fill_slots
 from .greedy.search import greedy_search
 from .margins.plan import padded, with_room
 from .margins.shares import Margins, as_margins
-from .options import SolveOptions, listing, solve_parameters
+from .options import SolveOptions
 from .problem import Problem, make_problem
 from .race.compiling import compile_engines
 from .reports import no_report
@@ -138,7 +139,7 @@ def measure(costs_ns: np.ndarray, quantile: float | None) -> int:
     return int(np.quantile(costs_ns, quantile, method="inverted_cdf"))
 
 
-@listing(solve_parameters("evaluations", "per_stage"))
+@listing(parameters_of(SolveOptions, without=["evaluations", "per_stage"]))
 def solve_robust(
     profile: CostProfile,
     microbatches: int,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
-from .kinds import count, framework, instant, size, treatments, whole
+from .kinds import count, framework, instant, size
 
 FAMILIES = ("megatron", "torchtitan")  # of ``--family``
 
@@ -62,35 +62,6 @@ def add_execution(parser: ArgumentParser, default: str = "the profile's own, els
         metavar="NAME|FILE",
         help="how the trainer issues the work: what ops and messages cost beside their times (`optpipe-sim executions` lists"
         f" what ships; default: {default})",
-    )
-
-
-def add_objective(parser: ArgumentParser) -> None:
-    add_execution(parser)
-    parser.add_argument(
-        "--objective",
-        choices=("flush", "span"),
-        help="what counts as the time: flush (until all is done; default) or span (the longest"
-        " device, for iterations chained without a flush; default where the execution says so)",
-    )
-
-
-def add_treatments(parser: ArgumentParser, note: str) -> None:
-    parser.add_argument(
-        "--treatments",
-        metavar="A,B",
-        type=treatments,
-        help=f"allowed treatments of activations, out of keep,offload,recompute; {note}",
-    )
-
-
-def add_per_stage(parser: ArgumentParser, help: str) -> None:
-    parser.add_argument("--per-stage", action="store_true", help=f"{help}, as frameworks require")
-
-
-def add_seed(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--seed", metavar="N", type=whole, default=0, help="of random choices (default: 0)"
     )
 
 

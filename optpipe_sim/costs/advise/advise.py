@@ -76,7 +76,8 @@ def advise(
 
     Args:
         model, machine: names, files, mappings, or what `load_model` and `load_machine` return.
-        gpus: in all. `global_batch`: sequences per iteration, in all. `seq`: tokens of each.
+        gpus: in all. `global_batch`: sequences per iteration, in all.
+        seq: tokens of each.
         time_limit: seconds; what is not searched by then is counted, with the best it could be.
         memory_limit: bytes per device; None: what driver and libraries leave, as in `evaluate` and `estimate`, less
             `margin` of it.
@@ -95,7 +96,7 @@ def advise(
         slices, slice_by: slices of each sequence, a number, several, or ``auto``: those with 8,192 tokens per
             device at least; of equal ``length`` or ``time``.
         execution: as for `evaluate`.
-        options: fields of `Work`, as for `estimate`; an imbalance of a file is for `evaluate`.
+        options: the fields of `Work`, as for `estimate`; an imbalance of a file is for `evaluate`.
 
     Raises:
         OutOfMemory: where nothing fits; names what needs the least.

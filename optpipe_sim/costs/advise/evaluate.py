@@ -238,7 +238,7 @@ def evaluate(
         memory_limit: per device, not enforced; None: what driver and libraries leave.
         calibration: what `calibrate` returned; its rates are used.
         measured_ns: the time of an iteration. `measured_bytes`: the peak of the fullest GPU.
-        options: fields of `Layout` and of `Work`, as for `estimate`.
+        options: the fields of `Layout` and of `Work`, as for `estimate`.
 
     Raises:
         OptPipeError: one line, for what can never be, measurements among it.

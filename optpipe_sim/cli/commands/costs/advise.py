@@ -13,7 +13,7 @@ from ....costs.work import Work
 from ....errors import OptPipeError
 from ...options.fields import add_fields, add_several
 from ...options.groups import VARY
-from ...options.kinds import count, counts, names, real_size, seconds
+from ...options.kinds import count, counts, names, real_size
 from ...options.models import (
     PIPELINE,
     add_machine,
@@ -22,7 +22,8 @@ from ...options.models import (
     model_and_machine,
     run_options,
 )
-from ...options.shared import add_family, add_per_stage, add_report, add_seed, add_treatments
+from ...options.search import add_of_solve
+from ...options.shared import add_family, add_report
 from ...outputs.trace import write_page
 from ..search.common import COMPILING
 from . import family
@@ -73,8 +74,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="only these of none, norms (norms, activation functions, dropout), full, and Megatron-LM's modules,"
         " as in core_attn+mlp; default: the first three",
     )
-    add_treatments(parser, "default: all; --recompute says which levels")
-    add_per_stage(parser, "only plans that treat all activations of a stage alike")
+    add_of_solve(
+        parser,
+        "treatments",
+        "per_stage",
+        "seed",
+        "time_limit",
+        treatments="allowed treatments of activations, out of keep,offload,recompute; default: all; --recompute says which levels",
+        per_stage="only plans that treat all activations of a stage alike, as frameworks require",
+        time_limit="seconds in all (20)",
+    )
+    parser.set_defaults(time_limit=20.0)
     parser.add_argument(
         "--schedules",
         type=names,
@@ -90,10 +100,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="per device; default: what driver and libraries leave",
     )
     parser.add_argument("--top", type=count, default=5, metavar="N", help="rows of the answer (5)")
-    parser.add_argument(
-        "--time-limit", type=seconds, default=20.0, metavar="SECONDS", help="in all (20)"
-    )
-    add_seed(parser)
     parser.add_argument("--csv", metavar="F.csv", help="write every configuration replayed")
     parser.add_argument("--chart", metavar="F.png", help="draw time over memory of all of them")
     add_report(parser, "time over memory of all of them, with the lanes of the best")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ...options.kinds import names, seconds
+from ...options.kinds import names
+from ...options.search import add_objective, add_of_solve
 from ...options.shared import (
     add_family,
-    add_objective,
-    add_per_stage,
     add_pictures,
     add_problem,
-    add_treatments,
 )
 from ...status import DONE, NO
 from ..examples import PROFILE
@@ -38,19 +36,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="names (with options: gis:group=6) or files, comma between them; default: every one",
     )
     add_objective(parser)
-    parser.add_argument(
-        "--time-limit",
-        metavar="SECONDS",
-        type=seconds,
-        default=10.0,
-        help="seconds for each schedule that is found by a search (optpipe; default: 10)",
-    )
-    add_treatments(
+    add_of_solve(
         parser,
-        "with recompute, every schedule with each level of recomputation (default: all that the profile has,"
-        " and a level where a schedule does not fit without one)",
+        "time_limit",
+        "treatments",
+        "per_stage",
+        time_limit="seconds for each schedule that is found by a search (optpipe; default: 10)",
+        treatments="allowed treatments of activations, out of keep,offload,recompute; with recompute, every schedule with"
+        " each level of recomputation (default: all that the profile has, and a level where a schedule does not fit without one)",
+        per_stage="only schedules that treat all activations of a stage alike, as frameworks require",
     )
-    add_per_stage(parser, "only schedules that treat all activations of a stage alike")
+    parser.set_defaults(time_limit=10.0)
     add_family(
         parser,
         "only schedules that this framework can run, without any op that waits for memory; default: its"

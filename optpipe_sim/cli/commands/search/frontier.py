@@ -14,7 +14,7 @@ from ....errors import OptPipeError
 from ....files import write_text
 from ....units import format_size, format_time, parse_size
 from ...options.kinds import names, sizes
-from ...options.search import add_search, add_shape, search_options
+from ...options.search import add_search, search_options
 from ...options.shared import add_family, add_microbatches, add_profile, add_report
 from ...outputs.files import rewritable
 from ...outputs.trace import write_page
@@ -63,18 +63,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=sizes,
         help="memory limits per device, as 10GiB:80GiB:10GiB or 10GiB,20GiB,40GiB",
     )
-    add_search(parser, 10.0, "for each limit")
+    chunks = (
+        "chunks per device; any: under each limit all numbers up to one layer per stage, and two in a V; profile:"
+        " its own; default: any; the profile's with --placement, --engine milp or cpsat"
+    )
+    time = "seconds for each limit; it ends sooner if the best schedule is proven optimal (10)"
+    add_search(parser, time_limit=time, chunks=chunks)
+    parser.set_defaults(time_limit=10.0)
     parser.add_argument(
         "--schedules",
         metavar="A,B,C",
         type=names,
         help="published schedules to compare with; default: all of them",
-    )
-    add_shape(
-        parser,
-        "chunks per device; any: under each limit all numbers up to one layer per stage, and two in a V; profile:"
-        " its own; default: any; the profile's with --placement, --engine milp or cpsat",
-        cut=False,
     )
     add_family(
         parser,

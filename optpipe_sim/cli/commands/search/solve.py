@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
-from ...options.kinds import count, margin, noise, share
-from ...options.search import add_search, add_shape, search_options
+from ...options.kinds import count, noise, share
+from ...options.search import add_search, search_options
 from ...options.shared import add_pictures, add_problem
 from ..examples import OFFLOADING
 from . import family, layers
@@ -31,40 +31,25 @@ SUMMARY = "search for the best schedule, and prove how good it is"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `solve`."""
     add_problem(parser)
-    add_search(parser, 60.0, "in all")
-    parser.add_argument(
-        "--solver",
-        metavar="NAME",
-        default="highs",
-        help="for --engine milp: highs (default), gurobi, or another MILP solver that Pyomo knows",
+    chunks = (
+        "chunks per device; any: all numbers up to one layer per stage, and two in a V, never"
+        " slower than a published schedule, whatever its options; profile: its own; default: any;"
+        " that of the file with --warm-start FILE; the profile's with --placement, --evaluations,"
+        " --write-model, --noise, --engine milp or cpsat"
     )
+    more = ("solver", "evaluations", "force", "margin", "slices")
+    force = "write that MILP even if it is very large"
+    add_search(parser, *more, chunks=chunks, force=force)
     parser.add_argument(
         "--write-model",
         metavar="F.mps",
         help="write the reconstructed MILP of this problem, whatever the engine (.lp or .mps)",
     )
     parser.add_argument(
-        "--force", action="store_true", help="write that MILP even if it is very large"
-    )
-    parser.add_argument(
-        "--evaluations",
-        metavar="N",
-        type=count,
-        help="for --engine search: stop after this many schedules instead of by the clock, so that a"
-        " seed always gives the same result",
-    )
-    parser.add_argument(
         "--warm-start",
         metavar="FILE|none",
         help="a schedule file to start from; none: engines start from nothing (default: the best"
         " of AdaOffload, the published schedules and the cache)",
-    )
-    parser.add_argument(
-        "--margin",
-        metavar="SHARES",
-        type=margin,
-        help="plan so that limit and time hold if copies, ops or memory take more than profiled, as"
-        " copies=10%%,ops=5%%,memory=3%%; says what each margin costs",
     )
     parser.add_argument(
         "--noise",
@@ -81,14 +66,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--samples", metavar="N", type=count, help="with --noise: of durations (default: 400)"
-    )
-    add_shape(
-        parser,
-        "chunks per device; any: all numbers up to one layer per stage, and two in a V, never"
-        " slower than a published schedule, whatever its options; profile: its own; default: any;"
-        " that of the file with --warm-start FILE; the profile's with --placement, --evaluations,"
-        " --write-model, --noise, --engine milp or cpsat",
-        cut=True,
     )
     family.add_options(parser)
     layers.add_options(parser)
