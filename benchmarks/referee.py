@@ -47,6 +47,7 @@ from experiments.cells import (  # noqa: E402
 from experiments.solve_quality.cases import OTHER, Case, published, uniform  # noqa: E402
 from optpipe_sim.bounds.bounds import lower_bound  # noqa: E402
 from optpipe_sim.files import write_text  # noqa: E402
+from optpipe_sim.schedule import Schedule  # noqa: E402
 from optpipe_sim.solvers.anneal.search import shares_links, treats  # noqa: E402
 from optpipe_sim.solvers.problem import Problem, make_problem  # noqa: E402
 from optpipe_sim.solvers.race.compiling import compile_engines  # noqa: E402
@@ -158,6 +159,10 @@ def _as_given(
     return start, options
 
 
+def _as_it_is(_: Problem, schedule: Schedule, *rest: Any) -> Schedule:
+    return schedule
+
+
 def _itself(problem: Problem) -> list[Problem]:
     return [problem]
 
@@ -190,7 +195,7 @@ METHODS = {
     "overtaking and tightening": Method(
         {f"{ANNEAL}.search.SLOW_PASSING": _one_by_one((0.1, 0.5, 0.3))}, treats
     ),
-    "tidy": Method({"optpipe_sim.solvers.race.single._tidy": _no}, lambda problem: True),
+    "tidy": Method({"optpipe_sim.solvers.portfolio.tidy": _as_it_is}, lambda problem: True),
 }
 
 

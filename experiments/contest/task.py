@@ -14,7 +14,7 @@ from optpipe_sim.bounds.free_lunch import round_trip_ratio
 from optpipe_sim.errors import OptPipeError, OutOfMemory
 from optpipe_sim.names import build
 from optpipe_sim.profile import CostProfile
-from optpipe_sim.solvers.covers import candidate_shapes
+from optpipe_sim.solvers.axes import candidate_shapes
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.solve import solve
 from optpipe_sim.solvers.variants import Way, grouped_variants

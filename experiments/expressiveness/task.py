@@ -17,7 +17,7 @@ from optpipe_sim.frameworks.megatron.family import levels_of
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.schedules.recompute import at_level, with_level
 from optpipe_sim.sim import simulate
-from optpipe_sim.solvers.covers import candidate_shapes, covers
+from optpipe_sim.solvers.axes import candidate_shapes, covers
 from optpipe_sim.solvers.options import SolveOptions
 from optpipe_sim.solvers.solve import solve
 from optpipe_sim.solvers.steady import Draw, drawn, draws

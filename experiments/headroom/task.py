@@ -10,7 +10,7 @@ from optpipe_sim.names import build
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.profile_io import load_profile
 from optpipe_sim.sim import simulate
-from optpipe_sim.solvers.covers import candidate_shapes, covers
+from optpipe_sim.solvers.axes import candidate_shapes, covers
 from optpipe_sim.study.tasks import Count, Row
 
 VERSION = 2

@@ -14,9 +14,9 @@ from ..schedule import Schedule
 from ..schedules import REGISTRY, WHOLE, build, parse_name
 from ..sim import simulate
 from ..trace import Trace
-from .covers import candidate_shapes
+from .axes import candidate_shapes
 from .problem import make_problem
-from .race.portfolio import Race
+from .race.race import Race
 from .race.rules import rules_of, run_rules
 from .variants import grouped_variants
 

@@ -14,7 +14,7 @@ from ..schedule import Schedule
 from ..trace import Trace
 from ..trace.picture import curve_html
 from ..units import Size, as_limit, counted, format_size, format_time, html_table, size_text
-from .covers import candidate_shapes, covers
+from .axes import candidate_shapes, covers
 from .fixed import Best, FixedPoint, best_fixed, best_rule, fixed_points, published
 from .options import SolveOptions
 from .problem import make_problem

@@ -36,7 +36,7 @@ from ..profile import CostProfile
 from ..profile_io import load_profile, save_profile
 from ..schedule import Schedule
 from .options import SolveOptions
-from .race.portfolio import Race
+from .race.race import Race
 from .result import status_of
 from .solve import solve
 

@@ -13,7 +13,7 @@ from ..profile import CostProfile
 from ..schedules import INTERLEAVED, PLAIN, build, those
 from ..sim import simulate
 from ..trace import Trace
-from .covers import candidate_shapes
+from .axes import candidate_shapes
 
 WITHIN = (
     0.01  # of the time of the best: a plainer plan that is no slower than this is the one to name

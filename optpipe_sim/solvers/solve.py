@@ -13,10 +13,10 @@ from ..schedule import Schedule
 from ..units import Size
 from .margins.plan import solve_with_margins
 from .options import SolveOptions
-from .race.portfolio import Race
+from .portfolio import solve_settled
+from .race.race import Race
 from .reports import Hooks, no_report
 from .result import SolveResult
-from .shapes import solve_settled
 from .treatments import restrict
 
 

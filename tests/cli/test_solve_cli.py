@@ -18,7 +18,7 @@ import yaml
 from optpipe_sim import Schedule, build, check, load_profile, simulate, solve
 from optpipe_sim.errors import InvalidSchedule, OptPipeError, OutOfMemory
 from optpipe_sim.solvers.problem import make_problem
-from optpipe_sim.solvers.race.portfolio import Race
+from optpipe_sim.solvers.race.race import Race
 
 STAGE = {"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 100, "w_bytes": 50}
 PROFILE = {

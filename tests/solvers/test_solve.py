@@ -20,7 +20,7 @@ from optpipe_sim.errors import NoSolution, OptPipeError, OutOfMemory
 from optpipe_sim.solvers.anneal import engine
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.race import jobs
-from optpipe_sim.solvers.race.portfolio import Race, run_race
+from optpipe_sim.solvers.race.race import Race, run_race
 from optpipe_sim.solvers.solve import solve
 
 
@@ -197,7 +197,7 @@ def test_interrupted_it_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("optpipe_sim.solvers.race.single.run_race", interrupt)
+    monkeypatch.setattr("optpipe_sim.solvers.race.jobs.run_race", interrupt)
     result = solve(uniform(4, 16), 8, 200, time_limit=5, chunks="own")
     verify(result, uniform(4, 16), 200)
     assert result.info["interrupted"]

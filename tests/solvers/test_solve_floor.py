@@ -19,10 +19,10 @@ from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.errors import Deadlock, InvalidSchedule, NoSolution, OptPipeError, OutOfMemory
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.schedules import REGISTRY
-from optpipe_sim.solvers.covers import candidate_shapes, covers
+from optpipe_sim.solvers.axes import candidate_shapes, covers
 from optpipe_sim.solvers.options import SolveOptions
 from optpipe_sim.solvers.problem import make_problem
-from optpipe_sim.solvers.race.portfolio import Race
+from optpipe_sim.solvers.race.race import Race
 from optpipe_sim.solvers.race.rules import rules_of, run_rules
 from optpipe_sim.solvers.treatments import require_alike, restrict
 from optpipe_sim.study.compare import compare

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,18 @@ from unit_profiles import unit_profile
 from optpipe_sim import Schedule, solve
 from optpipe_sim.errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
 from optpipe_sim.sim.noise import Noise
-from optpipe_sim.solvers import shapes
-from optpipe_sim.solvers.covers import candidate_shapes
+from optpipe_sim.solvers import portfolio
+from optpipe_sim.solvers.axes import candidate_shapes
 from optpipe_sim.solvers.cpsat.engine import solve_cpsat
 from optpipe_sim.solvers.cpsat.search import Search
 from optpipe_sim.solvers.known import known_bound, note
 from optpipe_sim.solvers.milp import engine as milp
 from optpipe_sim.solvers.options import SolveOptions
-from optpipe_sim.solvers.problem import Problem, make_problem
-from optpipe_sim.solvers.race import jobs, rules, single
-from optpipe_sim.solvers.race import shapes as races
+from optpipe_sim.solvers.problem import make_problem
+from optpipe_sim.solvers.race import jobs, rules
 from optpipe_sim.solvers.race.cache import open_cache
 from optpipe_sim.solvers.race.identity import identity
-from optpipe_sim.solvers.race.portfolio import Race
-from optpipe_sim.solvers.race.single import solve_problem
+from optpipe_sim.solvers.race.race import Race
 from optpipe_sim.solvers.robust import solve_robust
 from optpipe_sim.units import size_above
 
@@ -93,7 +90,7 @@ def test_ctrl_c_while_it_tidies_up(monkeypatch: Any) -> None:
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(single, "tidy", interrupt)
+    monkeypatch.setattr(portfolio, "tidy", interrupt)
     found = solve(uniform(4, 16), 8, 200, time_limit=1, chunks="own")
     assert found.info["interrupted"]
     verify(found, uniform(4, 16), 200)
@@ -208,15 +205,16 @@ def test_a_bound_on_all_shapes_is_in_no_unit_of_one_of_them() -> None:
 
 
 def test_one_shape_that_fails_is_not_all(monkeypatch: Any) -> None:
-    def only_vee(problem: Problem, *rest: Any) -> Any:
-        if problem.shape.placement_name != "vee":
+    def only_vee(race: Race, *rest: Any) -> None:
+        if race.problem.shape.placement_name != "vee":
             raise NoSolution("not this one")
-        return solve_problem(problem, *rest)
+        compete(race, *rest)
 
-    monkeypatch.setattr(shapes, "solve_problem", only_vee)
+    compete = portfolio.compete
+    monkeypatch.setattr(portfolio, "compete", only_vee)
     for name in ("run_adaoffload", "run_adaoffloads"):
-        monkeypatch.setattr(races, name, lambda *_: None)
-    monkeypatch.setattr(races, "run_rules", lambda *_: 0)
+        monkeypatch.setattr(portfolio, name, lambda *_: None)
+    monkeypatch.setattr(portfolio, "run_rules", lambda *_: 0)
     found = solve(uniform(4), 6, 400, time_limit=1.5, chunks="any")
     assert found.schedule is not None
     assert found.schedule.shape.placement_name == "vee"
@@ -226,11 +224,12 @@ def test_shared_links_are_solved_without_copies_first(monkeypatch: Any) -> None:
     """So that all treatments together never end above recomputation alone in half the time."""
     solved: list[bool] = []
 
-    def record(problem: Problem, *rest: Any) -> Any:
-        solved.append(problem.may_offload)
-        return solve_problem(problem, replace(rest[0], time_limit=0.2), *rest[1:])
+    def record(race: Race, options: SolveOptions, until: float, *rest: Any) -> None:
+        solved.append(race.problem.may_offload)
+        compete(race, options, min(until, race.seconds + 0.2), *rest)
 
-    monkeypatch.setattr(shapes, "solve_problem", record)
+    compete = portfolio.compete
+    monkeypatch.setattr(portfolio, "compete", record)
     level = {"name": "full", "t_ns": 10, "keep_bytes": 6}
     stages = {"t_f_ns": 10, "t_b_ns": 11, "t_w_ns": 9, "act_bytes": 100, "w_bytes": 50}
     links = {"t_offload_ns": 16, "t_reload_ns": 16, "host_link_groups": [[0, 1], [2, 3]]}

@@ -26,7 +26,7 @@ from optpipe_sim.sim.noise import Noise
 from optpipe_sim.sim.scenarios import draw_scenarios
 from optpipe_sim.solvers.online import SolverProcess
 from optpipe_sim.solvers.problem import make_problem
-from optpipe_sim.solvers.race.portfolio import Race, run_race
+from optpipe_sim.solvers.race.race import Race, run_race
 from optpipe_sim.solvers.robust import _Field, solve_robust
 from optpipe_sim.solvers.starts import offload_everything
 

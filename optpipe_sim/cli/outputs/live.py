@@ -19,7 +19,7 @@ from ...units import format_time
 from .files import rewritable
 
 if TYPE_CHECKING:
-    from ...solvers.race.portfolio import Race
+    from ...solvers.race.race import Race
     from .show import Out
 
 Watch = Callable[["Race"], None]

@@ -27,14 +27,13 @@ from ...profile.layout import counts_of, one_by_one, with_layout
 from ...schedule import Schedule
 from ...schedule.shape import expand_placement
 from ...units import Size
-from ..covers import MOST_CHUNKS, covers
+from ..axes import MOST_CHUNKS, covers, problems_of
 from ..options import SolveOptions
+from ..portfolio import solve_problems
 from ..problem import Problem, make_problem
 from ..race.compiling import compile_engines
-from ..race.single import solve_problem
 from ..reports import Hooks, no_report
 from ..result import FEASIBLE, OPTIMAL, SolveResult, within
-from ..shapes import solve_shapes
 from ..treatments import restrict
 from .bound import layout_bound
 
@@ -246,12 +245,10 @@ class _Search:
         seconds = max(LEAST_S, min(share * self.options.time_limit, self.left))
         own = replace(self.options, time_limit=seconds, chunks="own", placement="own")
         passed = time.monotonic() - self.began
-        hooks = Hooks(watch=self.watch)
-        if start is None:
-            found = solve_shapes(shapes[0], self.microbatches, None, own, None, hooks, shapes)
-        else:
+        if start is not None:
             own = replace(own, published=False)
-            found = solve_problem(self._problem(shapes[0]), own, start, hooks)
+        problems = problems_of(shapes, self.microbatches, None, own)
+        found = solve_problems(problems, own, start, Hooks(watch=self.watch), covers(shapes))
         for seconds, cost_ns in found.incumbents:
             if not self.incumbents or cost_ns < self.incumbents[-1][1]:
                 self.incumbents.append((passed + seconds, cost_ns))

@@ -31,12 +31,12 @@ from ...sim.lower import lower
 from ...stage_cost import RecomputeLevel, StageCost
 from ...trace import Trace
 from ...units import Size
-from ..covers import candidate_shapes
+from ..axes import candidate_shapes
 from ..options import SolveOptions
+from ..portfolio import solve_settled
 from ..problem import make_problem
 from ..reports import Hooks
 from ..result import FEASIBLE, OPTIMAL, SolveResult, save_last
-from ..shapes import solve_settled
 from .shares import ALL, Margins
 
 PLAN, NOMINAL = (

@@ -28,7 +28,7 @@ from ...version import __version__
 from ..problem import Problem
 from .adapt import adapt, without_transfers
 from .identity import Identity, carried_bound, distance, identity
-from .portfolio import Race
+from .race import Race
 
 FORMAT = 1
 FOLDER, SIZE = "OPTPIPE_SIM_CACHE", "OPTPIPE_SIM_CACHE_MIB"

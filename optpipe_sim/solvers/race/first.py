@@ -14,8 +14,7 @@ from ...schedules import ADAOFFLOAD
 from ...schedules.adaoffload.adaoffload import LEAST_RUNS, adaoffload
 from ..anneal.search import treats
 from ..treated.engine import first_starts
-from .portfolio import Race
-from .rules import rules_of, run_rules
+from .race import Race
 
 SEARCHES = ("auto", "search")  # engines
 GRACE = 1.5  # steps are ended by force after so many times the time that they were given
@@ -41,30 +40,27 @@ def run_adaoffload(race: Race, until: float) -> None:
         race.failures[ADAOFFLOAD] = str(error)
 
 
-def run_adaoffloads(
-    races: Sequence[Race], order: Sequence[int], until: float, processes: int
-) -> None:
-    """Run `run_adaoffload` on several races, which are those of the numbers in `order`, at the same time;
-    together at most for about `until` seconds. With one process: in this one."""
+def run_adaoffloads(races: Sequence[Race], until: float, processes: int) -> None:
+    """Run `run_adaoffload` on several races at the same time; together at most for about `until` seconds. With one
+    process: in this one."""
     began = time.monotonic()
-    each = until * min(processes, len(order)) / max(1, len(order))
-    if processes == 1 or len(order) < 2:
-        for at in order:
-            run_adaoffload(races[at], min(each, until - (time.monotonic() - began)))
+    each = until * min(processes, len(races)) / max(1, len(races))
+    if processes == 1 or len(races) < 2:
+        for race in races:
+            run_adaoffload(race, min(each, until - (time.monotonic() - began)))
         return
     shared = shared_numbers([0])  # the place of the next race
     workers = Workers()
     try:
-        own = [races[at] for at in order]
-        workers.start([partial(_work, own, each, shared)] * min(processes, len(order)))
+        workers.start([partial(_work, races, each, shared)] * min(processes, len(races)))
         late = began + GRACE * until
         for _, (place, kind, *found) in workers.messages(
             lambda: time.monotonic() > late, races[0].notify
         ):
             if kind == "starts":
-                own[place].starts, own[place].failures = found
+                races[place].starts, races[place].failures = found
             else:
-                own[place].take(*found)
+                races[place].take(*found)
     finally:
         for how in workers.end().values():
             races[0].failures[ADAOFFLOAD] = how
@@ -87,11 +83,3 @@ def _work(races: Sequence[Race], seconds: float, shared: Any, report: Report, _:
 
 def _found(report: Report, race: Race, schedule: Schedule, cost_ns: int) -> None:
     report("found", schedule.replace(), cost_ns, race.engine)
-
-
-def run_published(race: Race, until: float, processes: int, engine: str) -> None:
-    """Try the published schedules of the problem's shape with every value of their options, until
-    the race has run for `until` seconds; `Race.untried` counts the rules that were left. The engines
-    that search try stretched ones too."""
-    rules = rules_of([race.problem], [race.bound_ns], engine in SEARCHES)
-    race.untried = run_rules([race], rules, lambda: race.optimal or race.seconds > until, processes)

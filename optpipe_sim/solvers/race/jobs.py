@@ -7,12 +7,14 @@ from importlib import import_module
 from os import cpu_count
 from typing import Any
 
+from ...errors import OptPipeError
+from ...schedules import ADAOFFLOAD
 from ..anneal.host import writes_behind
 from ..anneal.search import treats
 from ..options import SolveOptions
 from ..problem import Problem
 from ..reports import Report
-from .portfolio import Job, Race
+from .race import Job, Race, run_race
 
 # The module with the function ``run`` of each engine, relative to this package.
 ROOMS = {
@@ -23,8 +25,42 @@ ROOMS = {
     "bounds": ".bounds",
 }
 HUNT_SHARE = 0.25  # largest share of the time for the expensive bounds
+GRACE_S = 1.0  # grace period for a single engine to report its bound
 SMALL = 1500  # compute ops up to which CP-SAT is worth a process
 SMALL_TREATED = 300  # the same if it also chooses treatments
+
+
+def require_engine(problem: Problem, options: SolveOptions) -> None:
+    """Require that the engine that is to run alone can solve a problem.
+
+    Raises:
+        OptPipeError: if not; names the engines that can.
+    """
+    if options.engine == ADAOFFLOAD and problem.shape.slices > 1:
+        raise OptPipeError(
+            f"engine: {ADAOFFLOAD} orders whole sequences: give slices=1, or the engine auto, search or cpsat"
+        )
+    if options.engine == "milp":
+        from ..milp.engine import require_milp
+
+        require_milp(problem, options.solver, force=options.force)
+
+
+def compete(race: Race, options: SolveOptions, until: float, cold: bool, brief: bool) -> None:
+    """Run the engines from the incumbent until the race has run for `until` seconds, or a proof.
+
+    Args:
+        cold, brief: see `jobs_of`.
+
+    Raises:
+        OptPipeError: that of an engine that runs alone.
+    """
+    race.refusal = None
+    jobs = jobs_of(race, replace(options, time_limit=until - race.seconds), cold, brief)
+    alone = options.engine != "auto"
+    run_race(race, jobs, until + GRACE_S if alone else until)
+    if alone and race.refusal is not None:
+        raise race.refusal
 
 
 def jobs_of(

@@ -39,7 +39,7 @@ from ..variants import (
     stretched_variants,
     work_ns,
 )
-from .portfolio import Race
+from .race import Race
 
 Built = Iterable[tuple[str, Schedule]]
 BestNs = Callable[[], float]

@@ -1,84 +1,135 @@
-"""Remove useless offloads that a search has left behind, at the same cost."""
+"""Remove useless copies and recomputations that a search has left behind, at the same cost."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from ...errors import OptPipeError
-from ...ops import BW, O, R
+from ...op_costs import treatments
+from ...op_table import KEEP
+from ...ops import C, O, R
 from ...schedule import Schedule
-from ..anneal.plans import pack
-from ..anneal.search import Workspace
+from ...trace import Trace
+from ..anneal.plans import level_names, pack
+from ..anneal.search import Workspace, shares_links, treats
 from ..problem import Problem
 from ..treatments import restrict
 
-SECONDS = 1.0
+Activation = tuple[int, int]  # stage, unit
+
+
+class Drop(NamedTuple):
+    """Give some activations a lighter treatment: not offloaded, or another level (0: none)."""
+
+    activations: tuple[Activation, ...]
+    level: int | None  # None: no longer offloaded
 
 
 def tidy(
-    problem: Problem, schedule: Schedule, seconds: float = SECONDS, tries: int | None = None
+    problem: Problem, schedule: Schedule, seconds: float = 1.0, tries: int | None = None
 ) -> Schedule:
-    """Return the schedule without the offloads that can be dropped at the same cost; itself if
-    there are none.
+    """Return the schedule without the offloads and recomputations that can be dropped, or be lighter, at the same cost;
+    itself if there are none.
 
-    Sets of offloads are dropped together, those that free memory for the shortest time first; a set
-    that cannot be dropped is halved. Replays before and after ensure that the result is never
-    worse.
+    Sets of them are tried together, offloads that free memory for the shortest time first; a set that cannot be
+    dropped is halved. Whole stages change together if their activations must be treated alike. A replay at the end
+    ensures that the result is never worse.
 
     Args:
-        problem: the problem that the schedule solves. `seconds`: time limit. `tries`: the most sets
-            of offloads to try.
+        problem: the problem that the schedule solves. `seconds`: time limit. `tries`: the most sets to try.
     """
-    table = schedule.table
-    if schedule.levels.table.any():
-        return schedule  # see `treated.tidy`
-    if not (table[:, 0] == O).any() or (table[:, 0] == BW).any():
-        return schedule
     until = time.monotonic() + seconds
-    trace = problem.replay(schedule)
-    shape, out = schedule.shape, table[table[:, 0] == O].tolist()
-    away = {
-        (stage, unit): int(
-            trace.grant_ns[schedule.row(shape.op(R, stage, unit))]
-            - trace.end_ns[schedule.row(shape.op(O, stage, unit))]
-        )
-        for _, stage, unit in out
-    }
-    # nothing is recomputed: shared links are then evaluated as they are
-    plain = replace(problem, profile=restrict(problem.profile, problem.treatments - {"recompute"}))
-    work, span = Workspace(plain), problem.objective == "span"
-
-    def without(dropped: set[tuple[int, int]]) -> Schedule:
-        chosen = np.zeros((shape.stages, shape.units), bool)
-        chosen[tuple(np.array(sorted(dropped)).T)] = True
-        return schedule.without_offloads(chosen)
-
-    def fits(dropped: set[tuple[int, int]]) -> bool:
-        # the compiled evaluation never underestimates, so what it accepts is no worse
-        return work.evaluate(pack(plain, without(dropped)))[span] <= trace.cost_ns
-
-    gone: set[tuple[int, int]] = set()
-    order = sorted(away, key=lambda unit: (away[unit], unit))
-    todo: list[Sequence[tuple[int, int]]] = [order]
-    left = float("inf") if tries is None else tries
-    while todo and left > 0 and time.monotonic() < until:
-        some = todo.pop()
-        left -= 1
-        if fits(gone | set(some)):
-            gone |= set(some)
-        elif len(some) > 1:
-            half = len(some) // 2
-            todo += [some[half:], some[:half]]  # the first half comes next
-    if not gone:
+    evaluated = _evaluated(problem, schedule)
+    if evaluated is None:
         return schedule
-    tidied = without(gone)
+    trace = problem.replay(schedule)
+    work = Workspace(evaluated)
+    left = float("inf") if tries is None else tries
+    best = schedule
+    for drop in _drops(problem, schedule, trace):
+        todo: list[Sequence[tuple[Activation, ...]]] = [_grouped(problem, drop.activations)]
+        while todo and left > 0 and time.monotonic() < until:
+            some = todo.pop()
+            left -= 1
+            chosen = tuple(activation for group in some for activation in group)
+            tried = _with(problem, best, Drop(chosen, drop.level))
+            # the compiled evaluation never underestimates, so what it accepts is no worse
+            if work.cost_ns(pack(evaluated, tried)) <= trace.cost_ns:
+                best = tried
+            elif len(some) > 1:
+                half = len(some) // 2
+                todo += [some[half:], some[:half]]  # the first half comes next
+    if best is schedule:
+        return schedule
     try:
-        return tidied if problem.replay(tidied).cost_ns <= trace.cost_ns else schedule
+        return best if problem.replay(best).cost_ns <= trace.cost_ns else schedule
     except (
         OptPipeError
     ):  # not on shared links: without their order they serve other transfers first
         return schedule
+
+
+def _evaluated(problem: Problem, schedule: Schedule) -> Problem | None:
+    """Return the problem whose compiled evaluation judges the schedule; None if there is none.
+
+    Shared links are evaluated as they are where nothing but offloads is chosen (`Workspace`), so of a problem with
+    treatments only schedules that recompute nothing, of whole sequences and without pairs, can be judged there.
+    """
+    if not shares_links(problem) or not treats(problem):
+        return problem
+    if schedule.levels.table.any() or problem.shape.slices > 1 or problem.may_pair:
+        return None
+    plain = replace(problem, profile=restrict(problem.profile, problem.treatments - {"recompute"}))
+    return None if treats(plain) else plain
+
+
+def _drops(problem: Problem, schedule: Schedule, trace: Trace) -> list[Drop]:
+    """Return what to try in turn: no offload, then no recomputation, then every lighter level."""
+    kinds, stages, units = schedule.table.T
+    shape, out = schedule.shape, kinds == O
+
+    def away_ns(activation: Activation) -> int:
+        back, gone = (schedule.row(shape.op(kind, *activation)) for kind in (R, O))
+        return int(trace.grant_ns[back] - trace.end_ns[gone])
+
+    offloads = list(zip(stages[out].tolist(), units[out].tolist(), strict=True))
+    offloads.sort(key=lambda activation: (away_ns(activation), activation))
+    levels = _levels(problem, schedule)
+    drops = [Drop(tuple(offloads), None)]
+    for level in range(int(levels.max(initial=0))):
+        heavier = np.argwhere(levels > level)
+        drops.append(Drop(tuple((stage, unit) for stage, unit in heavier.tolist()), level))
+    return [drop for drop in drops if drop.activations]
+
+
+def _grouped(problem: Problem, activations: Sequence[Activation]) -> list[tuple[Activation, ...]]:
+    """Group the activations that must change together."""
+    if not problem.per_stage:
+        return [(activation,) for activation in activations]
+    stages = sorted({stage for stage, _ in activations})
+    return [tuple(a for a in activations if a[0] == stage) for stage in stages]
+
+
+def _levels(problem: Problem, schedule: Schedule) -> np.ndarray:
+    """Return (stages, units) the level of each activation by its number in its stage, from 1."""
+    treatment = treatments(schedule, problem.profile)
+    return np.where(treatment == KEEP, 0, (treatment + 1) // 2)
+
+
+def _with(problem: Problem, schedule: Schedule, drop: Drop) -> Schedule:
+    shape = problem.shape
+    chosen = np.zeros((shape.stages, shape.units), bool)
+    if drop.activations:
+        chosen[tuple(np.array(drop.activations).T)] = True
+    levels = _levels(problem, schedule)
+    if drop.level is None:
+        return schedule.without_offloads(chosen, recompute=level_names(problem, levels))
+    kinds, stages, units = schedule.table.T
+    gone = chosen[stages, units] & (kinds == C) & (drop.level == 0)
+    levels = np.where(chosen, np.minimum(levels, drop.level), levels)
+    return schedule.only(~gone, recompute=level_names(problem, levels))

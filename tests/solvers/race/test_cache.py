@@ -26,7 +26,7 @@ from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.race.adapt import adapt, put_off
 from optpipe_sim.solvers.race.cache import Cache, open_cache, recall
 from optpipe_sim.solvers.race.identity import carried_bound, distance, identity
-from optpipe_sim.solvers.race.portfolio import Race
+from optpipe_sim.solvers.race.race import Race
 from optpipe_sim.solvers.solve import solve
 
 

@@ -9,7 +9,7 @@ from unit_profiles import unit_profile
 
 from optpipe_sim import CostProfile, build, load_profile
 from optpipe_sim.solvers.problem import Problem, make_problem
-from optpipe_sim.solvers.race.portfolio import Race
+from optpipe_sim.solvers.race.race import Race
 from optpipe_sim.solvers.race.rules import STRETCHED, rules_of, run_rules
 from optpipe_sim.solvers.variants import Way, stretched_variants, ways_of
 

@@ -26,9 +26,9 @@ from optpipe_sim.sim.lower import lower
 from optpipe_sim.solvers.anneal.plans import pack, unpack
 from optpipe_sim.solvers.anneal.search import Workspace, search, shares_links
 from optpipe_sim.solvers.problem import Problem, make_problem
+from optpipe_sim.solvers.race.tidy import tidy
 from optpipe_sim.solvers.treated.engine import _promising, first_starts
 from optpipe_sim.solvers.treated.games import games, realise
-from optpipe_sim.solvers.treated.tidy import tidy_treatments
 from optpipe_sim.solvers.treatments import require_alike
 
 
@@ -111,7 +111,7 @@ def test_per_stage_treatments_are_uniform(case: tuple[Problem, Schedule], seed: 
     found = search(problem, [schedule], evaluations=200, seed=seed)
     assert found is not None
     require_alike(found)
-    require_alike(tidy_treatments(problem, found, 1.0))
+    require_alike(tidy(problem, found, 1.0))
 
 
 @given(problems())
@@ -120,7 +120,7 @@ def test_what_gains_nothing_is_dropped_and_nothing_gets_worse(
 ) -> None:
     problem, schedule = case
     before = problem.replay(schedule)
-    after = problem.replay(tidy_treatments(problem, schedule, 5.0, tries=50))
+    after = problem.replay(tidy(problem, schedule, 5.0, tries=50))
     assert after.cost_ns <= before.cost_ns
     if after.cost_ns == before.cost_ns:  # what is faster may recompute more
         assert sum(after.recompute_ns) <= sum(before.recompute_ns)

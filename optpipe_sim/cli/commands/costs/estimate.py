@@ -260,7 +260,7 @@ def _pairs_text(profile: CostProfile) -> str:
 
 def _refusal(profile: CostProfile) -> str:
     """Return why no schedule fits this profile, and with how many chunks one may; empty if one may with these."""
-    from ....solvers.covers import candidate_shapes
+    from ....solvers.axes import candidate_shapes
     from ....units import counted, format_size
 
     limits = profile.memory_limit or profile.least_limits

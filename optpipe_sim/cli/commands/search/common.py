@@ -96,7 +96,7 @@ def refuse(
 def _ways_out(arguments: argparse.Namespace, profile: CostProfile) -> list[str]:
     """Return what would fit, each as a replay of what a short search found: the question without each of its restrictions
     (or without all of them, where one is not enough), and a limit little above the least of any schedule."""
-    from ....solvers.covers import candidate_shapes
+    from ....solvers.axes import candidate_shapes
     from ....units import parse_size, size_above
 
     chunks = arguments.chunks or "any"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ....profile import CostProfile
     from ....schedule import Schedule
     from ....solvers.problem import Problem
-    from ....solvers.race.portfolio import Race
+    from ....solvers.race.race import Race
     from ....solvers.result import SolveResult
     from ...outputs.show import Out
 

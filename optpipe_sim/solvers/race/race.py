@@ -1,4 +1,5 @@
-"""All engines in parallel, each in its own process, until the time limit or a proof stops them."""
+"""The race of all engines to solve one problem: its state, and the processes that run them in parallel until the time limit or
+a proof stops them."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from ...errors import OptPipeError
+from ...errors import Infeasible, NoSolution, OptPipeError
 from ...processes.workers import Workers
 from ...schedule import Schedule
-from ..covers import covers
+from ..axes import covers
 from ..problem import Problem
 from ..reports import Others, Report
 from ..result import SolveResult, make_result, within
@@ -21,7 +22,7 @@ from .identity import identity
 Job = Callable[..., None]
 
 
-@dataclass
+@dataclass(eq=False)
 class Race:
     """The state of a race: incumbent, bound and how they came about.
 
@@ -151,6 +152,19 @@ class Race:
             self.bound_ns, self.bound_name = bound_ns, name
             self.bounds.append((self.seconds, bound_ns))
             self.notify()
+
+    def require_best(self) -> None:
+        """Require that there is an incumbent.
+
+        Raises:
+            Infeasible: if it is proven that no schedule fits. NoSolution: if none was found.
+        """
+        if self.best is not None:
+            return
+        reasons = "".join(f"; {name}: {reason}" for name, reason in self.failures.items())
+        if self.infeasible:
+            raise Infeasible(f"no schedule fits the limit (proven){reasons}")
+        raise NoSolution(f"no schedule found in {self.seconds:.1f} s{reasons}")
 
     def result(self, engine: str) -> SolveResult:
         """Make the result; there must be an incumbent. `engine`: the requested engine."""

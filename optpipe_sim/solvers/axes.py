@@ -1,13 +1,16 @@
-"""The numbers of chunks and the placements that are tried if they are free, and how a bound names them."""
+"""What may be chosen beside the order of ops: the chunks, placements and slices that are tried if they are free, the
+problem of each, and how a bound names them all."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ..errors import OptPipeError
+from ..errors import OptPipeError, OutOfMemory
 from ..profile import CostProfile
-from ..units import counted
+from ..units import Size, counted
+from .options import SolveOptions
+from .problem import Problem, make_problem
 
 EQUAL_SLICES = (2, 4, 8)
 MOST_CHUNKS = 8  # in a loop, if no stage gives its number of layers
@@ -39,6 +42,47 @@ def candidate_slices(profile: CostProfile) -> list[CostProfile]:
         with suppress(OptPipeError):  # too short a stage to cut
             found.append(profile.with_slices(slices))
     return found
+
+
+def shapes_of(profile: CostProfile, options: SolveOptions) -> list[CostProfile]:
+    """Return the profile with all the chunks, placements and slices that the options leave open; it has those that
+    they give (`SolveOptions.rechunked`)."""
+    shapes = candidate_shapes(profile) if options.chunks == "any" else [profile]
+    if options.slices != "any":
+        return shapes
+    return [cut for shape in shapes for cut in candidate_slices(shape)]
+
+
+def problems_of(
+    shapes: Sequence[CostProfile],
+    microbatches: int,
+    memory_limit: Size | Sequence[Size] | None,
+    options: SolveOptions,
+) -> list[Problem]:
+    """Make the problem of each shape that the limit admits.
+
+    Raises:
+        OutOfMemory: if it admits none; names the least limit that any of them needs.
+        OptPipeError: as `make_problem`.
+    """
+    problems: list[Problem] = []
+    reasons: list[tuple[int, OutOfMemory]] = []
+    for shaped in shapes:
+        try:
+            problem = make_problem(
+                shaped,
+                microbatches,
+                memory_limit,
+                options.objective,
+                per_stage=options.per_stage,
+                pairs=options.pairs,
+            )
+            problems.append(problem)
+        except OutOfMemory as error:
+            reasons.append((max(shaped.least_limits), error))
+    if not problems:
+        raise min(reasons, key=lambda reason: reason[0])[1]
+    return problems
 
 
 def covers(profiles: Sequence[CostProfile]) -> str:

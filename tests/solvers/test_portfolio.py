@@ -1,0 +1,136 @@
+"""Which shape the search over all chunks turns to, from what it starts there, and how few calls lead there."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from optpipe_sim import load_profile, solve
+from optpipe_sim.cli import main
+from optpipe_sim.profile import CostProfile
+from optpipe_sim.solvers import portfolio
+from optpipe_sim.solvers.options import SolveOptions
+from optpipe_sim.solvers.portfolio import Portfolio
+from optpipe_sim.solvers.problem import make_problem
+from optpipe_sim.solvers.race import jobs
+from optpipe_sim.solvers.race import race as races
+from optpipe_sim.solvers.race.race import Race
+
+
+def layered(devices: int = 4) -> CostProfile:
+    """Stages of two layers that may be recomputed in full."""
+    stage = {
+        "t_f_ns": 20, "t_b_ns": 20, "t_w_ns": 16, "act_bytes": 40, "w_bytes": 20, "layers": 2,
+        "recompute": [{"name": "full", "t_ns": 20, "keep_bytes": 4}],
+    }  # fmt: skip
+    return load_profile({"name": "layered", "devices": devices, "stages": stage})
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_adaoffload_with_levels_has_time_of_its_own_and_the_search_begins_with_it(
+    monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """However long the published schedules take: the search of 16 devices else found nothing in 21 s."""
+
+    def slow(races: Sequence[Race], rules: Any, over: Callable[[], bool], _: int) -> int:
+        while not over():
+            time.sleep(0.01)
+        return len(rules)
+
+    begun: list[Race] = []
+
+    def compete(race: Race, *rest: Any) -> None:
+        begun.append(race)
+        real(race, *rest)
+
+    real = portfolio.compete
+    monkeypatch.setattr(portfolio, "run_rules", slow)
+    monkeypatch.setattr(portfolio, "compete", compete)
+    monkeypatch.setattr(portfolio, "FLOORS_S", 0.0)
+    found = solve(layered(), 8, 90, time_limit=2, chunks="any", workers=workers)
+    assert found.info["untried"] > 0
+    assert begun
+    assert all(race.starts for race in begun)
+
+
+def test_a_shape_promises_more_the_longer_it_is_searched_and_the_fewer_ops_it_has() -> None:
+    one, two = layered(8).rechunk(1, "loop"), layered(8).rechunk(2, "loop")
+    problems = [make_problem(each, 32, 200) for each in (one, two)]
+    common = Portfolio(problems, SolveOptions())
+    assert common.promise(common.races[0], 1.0) == float("inf")  # nothing is known of it yet
+    for race in common.races:
+        portfolio.run_adaoffload(race, 0.0)
+        cost, bound = race.cost_ns, race.bound_ns
+        promised = [common.promise(race, seconds) for seconds in (-9e9, 0.0, 0.01, 0.1, 1.0, 100.0)]
+        assert promised[0] == promised[1] == cost  # no time is left
+        assert promised == sorted(promised, reverse=True)
+        assert promised[-1] == pytest.approx(cost - portfolio.CLOSED * (cost - bound))
+    shares = [
+        (race.cost_ns - common.promise(race, 0.2)) / (race.cost_ns - race.bound_ns)
+        for race in common.races
+    ]
+    assert shares[0] > shares[1]
+
+
+def test_the_shape_of_the_least_bound_has_an_early_turn_whatever_its_patterns() -> None:
+    shapes_of = [layered(8).rechunk(count, "loop") for count in (1, 2)]
+    problems = [make_problem(each, 32, 200) for each in (*shapes_of, shapes_of[0], shapes_of[0])]
+    common = Portfolio(problems, SolveOptions())
+    for at in (0, 2, 3):
+        portfolio.run_adaoffload(common.races[at], 0.0)
+    assert common.races[1].bound_ns < common.races[0].bound_ns
+    assert common.races[1].best is None  # so that it promises nothing
+    assert next(common.turns(60.0))[0] is common.races[0]
+    assert common._by_promise(30.0)[1] is common.races[1]
+
+
+def test_turns_become_longer_for_fewer_shapes_and_only_the_last_are_not_brief(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problems = [make_problem(layered().rechunk(count, "loop"), 8, 90) for count in (1, 2)]
+    common = Portfolio([*problems, *problems], SolveOptions())
+    for race in common.races:
+        portfolio.run_adaoffload(race, 0.0)
+    clock = [0.0]
+    monkeypatch.setattr(Race, "seconds", property(lambda _: clock[0]))
+    turns = []
+    for _, seconds, brief in common.turns(12.0):
+        turns.append((round(seconds, 3), brief))
+        clock[0] += seconds
+    assert turns == [(1.333, True)] * 3 + [(2.0, True)] * 2 + [(4.0, False)]
+
+
+def test_a_dozen_calls_lead_from_the_command_to_the_engines_and_to_the_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The calls themselves are followed, and the page of the architecture names each of their files."""
+    routes: list[list[str]] = []
+    package = Path(inspect.getfile(portfolio)).parents[1]
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            files = [Path(frame.filename) for frame in inspect.stack()[1:]]
+            inside = [path for path in files if path.is_relative_to(package)]
+            routes.append([path.relative_to(package).as_posix() for path in reversed(inside)])
+            return function(*given, **named)
+
+        return call
+
+    monkeypatch.setattr(jobs, "run_race", noted(jobs.run_race))
+    monkeypatch.setattr(races, "make_result", noted(races.make_result))
+    costs = tmp_path / "costs.yaml"
+    stages = "{t_f_ns: 10, t_b_ns: 11, t_w_ns: 9, act_bytes: 100, w_bytes: 50, layers: 2}"
+    costs.write_text(f"devices: 4\nstages: {stages}\n")
+    words = ["solve", str(costs), "-m", "12", "--memory-limit", "290B", "--time-limit", "2"]
+    assert main([*words, "--quiet"]) == 0
+    page = (package.parent / "docs" / "architecture.md").read_text()
+    walk = page[page.index("## A walk from `solve`") : page.index("## The annealer")]
+    assert {route[-1] for route in routes} == {"solvers/race/jobs.py", "solvers/race/race.py"}
+    for route in routes:
+        assert len(route) <= 12
+        assert [name for name in route[2:] if f"`{name}`" not in walk] == []
