@@ -352,14 +352,14 @@ def test_watchers_see_every_improvement() -> None:
 
 
 def test_a_start_of_none_is_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    from optpipe_sim.solvers.race import single
+    from optpipe_sim.solvers.race import jobs
 
     starts = []
 
-    def run_race(race: Race, jobs: Any, until: float) -> None:
-        starts.append(jobs[0][2]["start"])
+    def run_race(race: Race, tasks: Any, until: float) -> None:
+        starts.append(tasks[0][2]["start"])
 
-    monkeypatch.setattr(single, "run_race", run_race)
+    monkeypatch.setattr(jobs, "run_race", run_race)
     for warm_start in (None, "none"):
         solve(load_profile(PROFILE), 6, 250, "search", 2, warm_start=warm_start, chunks="own")
     assert starts[0] is not None
