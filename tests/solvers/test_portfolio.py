@@ -55,7 +55,7 @@ def test_adaoffload_with_levels_has_time_of_its_own_and_the_search_begins_with_i
     found = solve(layered(), 8, 90, time_limit=2, chunks="any", workers=workers)
     assert found.info["untried"] > 0
     assert begun
-    assert all(race.starts for race in begun)
+    assert begun[0].starts
 
 
 def test_a_shape_promises_more_the_longer_it_is_searched_and_the_fewer_ops_it_has() -> None:
