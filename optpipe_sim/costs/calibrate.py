@@ -30,12 +30,13 @@ from .measured import require_op, require_peak, require_time
 from .provenance import iteration_ns
 from .work import Work
 
+MEMORY = "memory"  # the kind of measurement that is no time
 # The rates that each kind of measurement determines, and the bounds of plausible ones.
 FITTED = {
     "time": ("gemm", "bandwidth"),
     "hop": ("p2p",),
     "iteration": ("overhead",),
-    "memory": ("memory_factor", "working_set"),
+    MEMORY: ("memory_factor", "working_set"),
 }
 BOUNDS = {
     "gemm": (0.05, 1.0),
@@ -326,8 +327,8 @@ def run(
     made = []
     for name, kind, value, predict in (
         ("iteration_ms", "iteration", iteration_ms, time),
-        ("peak_gib", "memory", peak_gib, peak),
-        ("activation_gib", "memory", activation_gib, activation),
+        ("peak_gib", MEMORY, peak_gib, peak),
+        ("activation_gib", MEMORY, activation_gib, activation),
     ):
         if value is not None:
             made.append(
@@ -442,7 +443,7 @@ def _row(row: dict[str, Any], machine: Machine) -> list[Measurement]:
         elif one.kind == "iteration":
             profile = replays.trace(machine.rates).profile
             require_time(key, one.value * 1e6, predicted * 1e6, profile, setup.microbatches)
-        elif one.kind == "memory":
+        elif one.kind == MEMORY:
             require_peak(key, one.value * _GIB, predicted * _GIB, machine)
     return made
 

@@ -139,7 +139,21 @@ def test_the_measurement_calibrates(tmp_path: Path, more: dict[str, Any]) -> Non
     fitted = calibrate(load_measurements(str(path), machine), machine, "mine")
     again = today(calibration=fitted, measured_ns=slower, **more)
     assert again.time_ratio == pytest.approx(1, abs=0.01)
-    assert "rates fitted to 1 measurements" in again.advice.basis
+    assert "rates fitted to 1 measurement: on these, times are off" in again.advice.basis
+
+
+def test_a_peak_that_cannot_be_fitted_is_no_error_of_times(tmp_path: Path) -> None:
+    run = today().row
+    found = today(measured_ns=run.iteration_ns * 1.1, measured_bytes=round(run.peak_bytes * 1.6))
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({"rows": [found.measurement()]}))
+    machine = load_machine("h100")
+    fitted = calibrate(load_measurements(str(path), machine), machine, "mine")
+    again = today(calibration=fitted).advice
+    assert again.error is not None
+    assert again.error < 0.01
+    assert "times are off by 0.0% in the median" in again.basis
+    assert "peaks are off by 28.5%" in again.basis
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from ...schedules import those
 from ...solvers.plain import PlainPlan
 from ...solvers.steady import MOST_OPS, MOST_PLANS, standings, steadiest, toss_up
 from ...trace import Trace
-from ...units import format_size, format_time, html_table
-from ..calibrate import Calibration
+from ...units import counted, format_size, format_time, html_table
+from ..calibrate import MEMORY, Calibration
 from ..doubt import Doubt, caution, doubt, kind_of, plausibility
 from ..provenance import iteration_ns, mfu
 from .memory import Bought
@@ -413,16 +413,20 @@ def limited_by(parts: dict[str, float]) -> str:
 
 def _of_calibration(calibration: Calibration) -> Doubt:
     """Of rates that were fitted to measurements of one's own; nothing of those is held out."""
-    errors = [one.error for one in calibration.after]
-    middle = calibration.median_error()
-    worst = max(errors, key=abs, default=None)
+    times = [one.error for one in calibration.after if one.kind != MEMORY]
+    peaks = [one.error for one in calibration.after if one.kind == MEMORY]
+    off = [
+        f"{what} are off by {median(map(abs, errors)):.1%} in the median, at worst by {max(errors, key=abs):+.0%}"
+        for what, errors in (("times", times), ("peaks", peaks))
+        if errors
+    ]
     return Doubt(
-        middle,
-        median(errors) if errors else None,
-        worst,
-        len(errors),
-        f"rates fitted to {len(errors)} measurements: on these, times are off by {middle:.1%} in the"
-        f" median, at worst by {worst or 0.0:+.0%}; what they do not contain was not measured",
+        median(map(abs, times)) if times else None,
+        median(times) if times else None,
+        max(times, key=abs, default=None),
+        len(times),
+        f"rates fitted to {counted(len(times) + len(peaks), 'measurement')}: on these, {', '.join(off)}; what they do"
+        " not contain was not measured",
         (),
     )
 
