@@ -197,44 +197,23 @@ def legend(result: Comparison) -> Text:
 
 
 def _table(result: Comparison, width: int, left_out: frozenset[str]) -> Table:
-    made = plain_table(gap=1)
-    heads = [
-        "schedule",
-        "recompute",
-        "offload",
-        "chunks",
-        "time",
-        "bubble",
-        "idle",
-        "peak",
-        "of limit",
-        "fits",
-        "×1F1B",
-        "gap",
-    ]
     if result.memory_limit is None:
         left_out |= {"of limit", "fits"}
     if result.baseline.profile.memory_unknown:
         left_out |= {"peak"}
     if not any(row.levels for row in result.shown):  # there is no choice of treatments
         left_out |= {"recompute", "offload"}
-    shown = [head for head in heads if head not in left_out]
-    for head in shown:
-        left = head in ("schedule", "recompute", "idle")
-        middle = head == "fits"
-        made.add_column(
-            head, justify="left" if left else "center" if middle else "right", no_wrap=True
-        )
     most = max(sum(idle_shares(row.trace).values()) for row in result.shown)
     time = _unit(max(row.trace.iteration_ns for row in result.shown), TIME_UNITS)
     size = _unit(max(max(row.trace.peak_bytes) for row in result.shown), BYTE_UNITS)
-    for at, row in enumerate(result.shown):
-        cells = _cells(row, width, most, time, size)
-        if at == 0 and row.trace.fits:
-            cells["schedule"].stylize("green")
-        style = "dim" if not row.trace.fits else "bold" if at == 0 else ""
-        made.add_row(*(cells[head] for head in shown), style=style)
-    return made
+    rows = [_cells(row, width, most, time, size) for row in result.shown]
+    fit = [row.trace.fits for row in result.shown]
+    if fit[0]:
+        rows[0]["schedule"].stylize("green")
+    styles = ["dim" if not one else "bold" if at == 0 else "" for at, one in enumerate(fit)]
+    heads = [head for head in rows[0] if head not in left_out]
+    left = ("schedule", "recompute", "idle")
+    return plain_table(rows, heads, left, middle=("fits",), gap=1, styles=styles)
 
 
 def _cells(row: Row, width: int, most: float, time: _Unit, size: _Unit) -> dict[str, Text]:

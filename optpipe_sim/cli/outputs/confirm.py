@@ -137,16 +137,13 @@ def _ops(out: Out, found: Confirmation) -> None:
     known what runs beside each op costs, the ratio that is expected below it."""
     rows = {(row.kind, row.stage): row for row in found.difference.kinds}
     kinds = [kind for kind in OpKind if any(kind is known for known, _ in rows)]
-    table = plain_table("stage", *(kind.name for kind in kinds))
+    cells: list[dict[str, object]] = []
     for stage in sorted({stage for _, stage in rows}):
-        table.add_row(
-            str(stage),
-            *(_op(rows[kind, stage]) if (kind, stage) in rows else "" for kind in kinds),
-        )
+        here = {kind.name: rows[kind, stage] for kind in kinds if (kind, stage) in rows}
+        cells.append({"stage": stage, **{name: _op(row) for name, row in here.items()}})
         if found.difference.corrected is not None:
-            expected = [_expected(rows.get((kind, stage))) for kind in kinds]
-            table.add_row("", *(Text(text, "dim") for text in expected))
-    out.print(table)
+            cells.append({name: Text(_expected(row), "dim") for name, row in here.items()})
+    out.print(plain_table(cells, ["stage", *(kind.name for kind in kinds)]))
     corrected = found.difference.corrected is not None
     how = "; below it, what copies and idle gaps make of it" if corrected else ""
     out.hint(Text(f"medians here, and how many times the profile's that is{how}", "dim"))
@@ -163,34 +160,31 @@ def _op(row: KindRow) -> str:
     return f"{format_time(round(row.median_ns))}  {ratio}"
 
 
-def _expected(row: KindRow | None) -> str:
-    known = row is not None and row.expected_ratio is not None
-    return f"expected  ×{row.expected_ratio:.2f}" if row is not None and known else ""
+def _expected(row: KindRow) -> str:
+    return "" if row.expected_ratio is None else f"expected  ×{row.expected_ratio:.2f}"
 
 
 def _ranks(out: Out, found: Confirmation) -> None:
     inside = any(peak.inside_bytes is not None for peak in found.peaks)
-    more = ("inside ops", "allocated", "reserved") if inside else ()
     by_op = any(peak.worst_op for peak in found.peaks)
-    every = ("furthest off after an op",) if by_op else ()
-    table = plain_table(
-        "rank", "peak beyond static: predicted", "measured", "of predicted", *every, *more
-    )
+    rows = []
     for peak in found.peaks:
         ratio = peak.measured_bytes / peak.predicted_bytes if peak.predicted_bytes else 1.0
-        cells = [
-            format_size(peak.predicted_bytes),
-            format_size(peak.measured_bytes),
-            f"×{ratio:.3f}",
-        ]
+        cells = {
+            "rank": str(peak.rank),
+            "peak beyond static: predicted": format_size(peak.predicted_bytes),
+            "measured": format_size(peak.measured_bytes),
+            "of predicted": f"×{ratio:.3f}",
+        }
         if by_op:
             where = f" ({peak.worst_op})" if peak.worst_op else ""
-            cells.append(f"{_signed(peak.off_bytes)}{where}")
+            cells["furthest off after an op"] = f"{_signed(peak.off_bytes)}{where}"
         if inside:
-            sizes = (peak.inside_bytes, peak.allocated_bytes, peak.reserved_bytes)
-            cells += [format_size(size or 0) for size in sizes]
-        table.add_row(str(peak.rank), *cells)
-    out.print(table)
+            cells["inside ops"] = format_size(peak.inside_bytes or 0)
+            cells["allocated"] = format_size(peak.allocated_bytes or 0)
+            cells["reserved"] = format_size(peak.reserved_bytes or 0)
+        rows.append(cells)
+    out.print(plain_table(rows))
     out.print()
 
 
@@ -202,12 +196,12 @@ def _causes(out: Out, found: Confirmation) -> None:
     """Print where the difference arises on the measured critical path."""
     difference = found.difference
     total = difference.measured.makespan_ns - difference.predicted.makespan_ns
-    sign = "+" if total > 0 else ""
-    table = plain_table("on the critical path", f"{sign}{format_time(total)}")
+    heads = ["on the critical path", f"{'+' if total > 0 else ''}{format_time(total)}"]
+    rows = []
     for cause, time in sorted(difference.causes_ns.items(), key=lambda item: -abs(item[1])):
         name = BETWEEN.get(cause, f"{cause} ops took {'longer' if time > 0 else 'less'}")
-        table.add_row(name, f"{'+' if time > 0 else ''}{format_time(time)}")
-    out.print(table)
+        rows.append({heads[0]: name, heads[1]: f"{'+' if time > 0 else ''}{format_time(time)}"})
+    out.print(plain_table(rows, heads))
     steps = sorted(difference.path, key=lambda step: -abs(step.longer_ns + step.late_ns))
     parts = []
     for step in steps[:MOST_STEPS]:

@@ -40,11 +40,10 @@ def show_frontier(
     beside = any(_beside_pipeline(point) for point in curve.points)
     if not beside:  # the pipeline's time is the iteration's
         heads.remove("pipeline")
-    table = plain_table(*heads, left=[head for head in heads if head.startswith("×")])
-    for point in curve.points:
-        cells = _cells(point, "" if curve.shapes else f" for {curve.chunks}", family)
-        table.add_row(*(cells.get(head, Text()) for head in heads))
-    out.print(table)
+    chunks = "" if curve.shapes else f" for {curve.chunks}"
+    rows = (_cells(point, chunks, family) for point in curve.points)
+    left = [head for head in heads if head.startswith("×")]
+    out.print(plain_table(rows, heads, left))
     if beside:
         text = "time: of an iteration; bubble, bound and gap are those of its pipeline"
         out.print(Text(text, "dim"), soft_wrap=True)

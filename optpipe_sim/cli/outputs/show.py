@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,17 +95,34 @@ class Out:
             )
 
 
-def plain_table(*heads: str, left: Collection[str] = (), gap: int = 2) -> Table:
-    """Return an empty table with only a line below its headers.
+Cells = Mapping[str, object]  # of a row: what stands under which header
+
+
+def plain_table(
+    rows: Iterable[Cells],
+    heads: Sequence[str] = (),
+    left: Collection[str] = (),
+    middle: Collection[str] = (),
+    gap: int = 2,
+    styles: Sequence[str] = (),
+) -> Table:
+    """Return a table with only a line below its headers.
 
     Args:
-        left: columns of text (default: the first). Others are right-aligned, as numbers.
-        gap: spaces between columns.
+        heads: its columns; by default those of the first row.
+        left: columns of text (default: the first). `middle`: of marks. Others are right-aligned, as numbers.
+        gap: spaces between columns. `styles`: of the rows.
     """
+    rows = list(rows)
+    heads = heads or list(rows[0] if rows else ())
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, gap, 0, 0))
     for head in heads:
-        justify: Any = "left" if head in (left or heads[:1]) else "right"
+        other = "center" if head in middle else "right"
+        justify: Any = "left" if head in (left or heads[:1]) else other
         table.add_column(head, justify=justify, no_wrap=True)
+    for row, style in zip_longest(rows, styles):
+        cells = (row.get(head, "") for head in heads)
+        table.add_row(*(one if isinstance(one, Text) else str(one) for one in cells), style=style)
     return table
 
 

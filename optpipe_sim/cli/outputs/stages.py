@@ -37,21 +37,23 @@ def show_stages(
         ops, times: headers of the columns of times, and a stage's cells in them.
         more: header of a last column, and a stage's cell in it.
     """
-    heads = ["stages", "layers", *ops, "kept F to B", "to W", "O", "R", "static"]
-    table = plain_table(*heads, *([more[0]] if more else []))
+    rows = []
     for first, last in _runs(profile):
         cost = profile.stages[first]
-        table.add_row(
-            str(first) if first == last else f"{first}-{last}",
-            _layers_text(profile, first),
-            *times(first),
-            format_size(cost.act_bytes),
-            format_size(cost.w_bytes),
-            *("-" if t is None else format_time(t) for t in (cost.t_offload_ns, cost.t_reload_ns)),
-            format_size(cost.static_bytes),
-            *([more[1](first)] if more else []),
+        copies = {"O": cost.t_offload_ns, "R": cost.t_reload_ns}
+        rows.append(
+            {
+                "stages": first if first == last else f"{first}-{last}",
+                "layers": _layers_text(profile, first),
+                **dict(zip(ops, times(first), strict=True)),
+                "kept F to B": format_size(cost.act_bytes),
+                "to W": format_size(cost.w_bytes),
+                **{op: "-" if t is None else format_time(t) for op, t in copies.items()},
+                "static": format_size(cost.static_bytes),
+                **({more[0]: more[1](first)} if more else {}),
+            }
         )
-    out.print(table)
+    out.print(plain_table(rows))
 
 
 def show_levels(out: Out, profile: CostProfile) -> None:
@@ -60,16 +62,17 @@ def show_levels(out: Out, profile: CostProfile) -> None:
     cost = profile.stages[stage]
     if not cost.recompute:
         return
-    table = plain_table(f"level (stage {stage})", "recomputing", "of F", "kept F to B", "of all")
-    for level in cost.recompute:
-        table.add_row(
-            level.name,
-            format_time(level.t_ns),
-            f"{level.t_ns / cost.t_f_ns:.0%}",
-            format_size(level.keep_bytes),
-            f"{level.keep_bytes / cost.act_bytes:.0%}",
-        )
-    out.print(table)
+    rows = (
+        {
+            f"level (stage {stage})": level.name,
+            "recomputing": format_time(level.t_ns),
+            "of F": f"{level.t_ns / cost.t_f_ns:.0%}",
+            "kept F to B": format_size(level.keep_bytes),
+            "of all": f"{level.keep_bytes / cost.act_bytes:.0%}",
+        }
+        for level in cost.recompute
+    )
+    out.print(plain_table(rows))
     out.print()
 
 

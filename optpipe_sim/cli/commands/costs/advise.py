@@ -6,7 +6,7 @@ import argparse
 import csv
 import io
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ....costs.layout import Layout
 from ....costs.work import Work
@@ -242,26 +242,26 @@ def _table(found: Advice) -> Table:
     wide = [key for key in more if any((getattr(r.choice, key) or 0) > 1 for r in found.rows)]
     if found.question.etp and "etp" not in wide:
         wide.append("etp")
-    heads = ["pp", "tp", *wide, "dp", "zero", "batch", "recompute", "schedule", "v"]
-    heads += ["time", "tokens/s", "MFU", "memory", "limited by"]
-    table = plain_table(*heads, left=("recompute", "schedule", "limited by"), gap=1)
-    for at, row in enumerate(found.rows):
-        parts = found.parts(row)
-        cells: dict[str, Any] = {
-            **{key: str(value) for key, value in asdict(row.choice).items()},
-            "batch": f"{row.choice.microbatch}x{row.choice.microbatches}",
-            "recompute": row.treatment,
-            "schedule": row.schedule.partition(":")[0],
-            "v": str(row.choice.chunks),
-            "time": format_time(row.iteration_ns),
-            "tokens/s": f"{row.tokens_per_s:,.0f}",
-            "MFU": f"{row.mfu_causal:.1%}",
-            "memory": format_size(row.peak_bytes),
-            "limited by": f"{limited_by(parts)} {_share(parts)}",
-        }
-        style = "bold" if at == 0 else "" if found.tied(row) else "dim"
-        table.add_row(*(cells[head] for head in heads), style=style)
-    return table
+    rows = []
+    for row in found.rows:
+        parts, choice = found.parts(row), asdict(row.choice)
+        rows.append(
+            {
+                **{key: choice[key] for key in ("pp", "tp", *wide, "dp", "zero")},
+                "batch": f"{row.choice.microbatch}x{row.choice.microbatches}",
+                "recompute": row.treatment,
+                "schedule": row.schedule.partition(":")[0],
+                "v": row.choice.chunks,
+                "time": format_time(row.iteration_ns),
+                "tokens/s": f"{row.tokens_per_s:,.0f}",
+                "MFU": f"{row.mfu_causal:.1%}",
+                "memory": format_size(row.peak_bytes),
+                "limited by": f"{limited_by(parts)} {_share(parts)}",
+            }
+        )
+    styles = ["bold", *("" if found.tied(row) else "dim" for row in found.rows[1:])]
+    left = ("recompute", "schedule", "limited by")
+    return plain_table(rows, left=left, gap=1, styles=styles)
 
 
 def _show(out: Out, found: Advice, best: Row) -> None:

@@ -283,38 +283,19 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
     )
     warn(out, row.profile)
     out.print()
-    table = plain_table("", "predicted", "measured", "measured / predicted")
     time, tokens = found.time_ratio, found.measured_tokens_per_s
-    mfus = found.measured_mfu(), found.measured_mfu(causal=True)
-    peak = found.measured_bytes
-    for name, predicted, measured, ratio in (
-        (
-            "time per iteration",
-            format_time(row.iteration_ns),
-            found.measured_ns and format_time(found.measured_ns),
-            time,
-        ),
+    mfus, peak = (found.measured_mfu(), found.measured_mfu(causal=True)), found.measured_bytes
+    took = None if found.measured_ns is None else format_time(found.measured_ns)
+    flops = (row.trace.flops_per_s or 0) / 1e12
+    faster = None if time is None else 1 / time
+    rows = (
+        ("time per iteration", format_time(row.iteration_ns), took, time),
         ("  pipeline time", format_time(row.trace.cost_ns), None, None),
         ("  bubble of it", f"{row.trace.bubble:.1%}", None, None),
         ("  imbalance of it", f"{row.trace.imbalance:.1%}", None, None),
-        (
-            "tokens/s",
-            f"{row.tokens_per_s:,.0f}",
-            tokens and f"{tokens:,.0f}",
-            time and 1 / time,
-        ),
-        (
-            "TFLOP/s per GPU",
-            f"{(row.trace.flops_per_s or 0) / 1e12:.0f}",
-            time and f"{(row.trace.flops_per_s or 0) / time / 1e12:.0f}",
-            time and 1 / time,
-        ),
-        (
-            "MFU, causal",
-            f"{row.mfu_causal:.1%}",
-            mfus[1] and f"{mfus[1]:.1%}",
-            time and 1 / time,
-        ),
+        ("tokens/s", f"{row.tokens_per_s:,.0f}", tokens and f"{tokens:,.0f}", faster),
+        ("TFLOP/s per GPU", f"{flops:.0f}", time and f"{flops / time:.0f}", faster),
+        ("MFU, causal", f"{row.mfu_causal:.1%}", mfus[1] and f"{mfus[1]:.1%}", faster),
         ("  every score", f"{row.mfu:.1%}", mfus[0] and f"{mfus[0]:.1%}", None),
         (
             "peak memory",
@@ -322,9 +303,17 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
             peak and format_size(peak),
             found.memory_ratio,
         ),
-    ):
-        table.add_row(name, predicted, measured or "-", f"{ratio:.3f}" if ratio else "")
-    out.print(table)
+    )
+    cells = (
+        {
+            "": name,
+            "predicted": predicted,
+            "measured": measured or "-",
+            "measured / predicted": f"{ratio:.3f}" if ratio else "",
+        }
+        for name, predicted, measured, ratio in rows
+    )
+    out.print(plain_table(cells))
     out.print()
     labelled(out, "shares of the iteration", parts_text(found.advice.parts(row)))
     fullest = fullest_text(row.trace)

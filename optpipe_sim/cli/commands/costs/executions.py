@@ -45,15 +45,17 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     names = (IDEAL.name, *(name for name in shipped_names() if name != IDEAL.name))
     found = having(arguments.search, map(load_execution, names), lambda one: one.name)
     out.result({"executions": [_facts(one, execution_to_json(one)) for one in found]})
-    table = plain_table(
-        "execution", "of schedules", "links", "per op", "per message", "B + W", "time", "error"
+    rows = (
+        {
+            "execution": one.name if at == 0 else "",
+            "of schedules": family,
+            **_cells(issue),
+            "error": _error(one) if at == 0 else "",
+        }
+        for one in found
+        for at, (family, issue) in enumerate(one.families.items() or [("all", None)])
     )
-    for one in found:
-        for at, (family, issue) in enumerate(one.families.items() or [("all", None)]):
-            table.add_row(
-                one.name if at == 0 else "", family, *_row(issue), _error(one) if at == 0 else ""
-            )
-    status = show_listing(out, arguments, "execution", found, table)
+    status = show_listing(out, arguments, "execution", plain_table(rows))
     if arguments.sources:
         for one in found:
             out.print()
@@ -83,23 +85,13 @@ def _fit(arguments: argparse.Namespace, out: Out) -> int:
         found = fitted(
             name, f"fitted to {counted(len(runs), 'measured run')}, {arguments.fit}", runs
         )
-    rows = []
-    table = plain_table("run", "measured", "ideal", "", "fitted", "", left=("run",))
+    rows: list[dict[str, Any]] = []
     for run in runs:
         ideal = predicted(run, Fit(span=False))
-        own = simulate(
-            run.schedule, replace(run.profile, execution=found), enforce=False, explain=False
-        ).iteration_ns
-        off = [time / run.time - 1 for time in (ideal, own)]
+        profile = replace(run.profile, execution=found)
+        own = simulate(run.schedule, profile, enforce=False, explain=False).iteration_ns
         rows.append(
             {"schedule": run.name, "measured_ns": run.time, "ideal_ns": ideal, "fitted_ns": own}
-        )
-        table.add_row(
-            run.name,
-            *map(format_time, (run.time, ideal)),
-            f"{off[0]:+.1%}",
-            format_time(own),
-            f"{off[1]:+.1%}",
         )
     files = {}
     if arguments.save:
@@ -114,7 +106,18 @@ def _fit(arguments: argparse.Namespace, out: Out) -> int:
         soft_wrap=True,
     )
     out.print()
-    out.print(table)
+    cells = (
+        {
+            "run": row["schedule"],
+            "measured": format_time(row["measured_ns"]),
+            "ideal": format_time(row["ideal_ns"]),
+            "": f"{row['ideal_ns'] / row['measured_ns'] - 1:+.1%}",
+            "fitted": format_time(row["fitted_ns"]),
+            " ": f"{row['fitted_ns'] / row['measured_ns'] - 1:+.1%}",
+        }
+        for row in rows
+    )
+    out.print(plain_table(cells))
     out.print()
     if found.between is None:
         kinds = len({run.name for run in runs})
@@ -134,18 +137,24 @@ def _fit(arguments: argparse.Namespace, out: Out) -> int:
     return DONE
 
 
-def _row(issue: Issue | None) -> tuple[str, ...]:
+def _cells(issue: Issue | None) -> dict[str, str]:
     from ....units import format_time
 
     if issue is None:
-        return "as profiled", "-", "-", "-", "makespan"
-    return (
-        issue.links or "as profiled",
-        format_time(issue.op_ns) if issue.op_ns else "-",
-        format_time(issue.message_ns) if issue.message_ns else "-",
-        f"{float(issue.split) - 1:+.1%}" if issue.split != 1 else "-",
-        "makespan" if issue.iteration == "makespan" else "longest span",
-    )
+        return {
+            "links": "as profiled",
+            "per op": "-",
+            "per message": "-",
+            "B + W": "-",
+            "time": "makespan",
+        }
+    return {
+        "links": issue.links or "as profiled",
+        "per op": format_time(issue.op_ns) if issue.op_ns else "-",
+        "per message": format_time(issue.message_ns) if issue.message_ns else "-",
+        "B + W": f"{float(issue.split) - 1:+.1%}" if issue.split != 1 else "-",
+        "time": "makespan" if issue.iteration == "makespan" else "longest span",
+    }
 
 
 def _error(one: Execution) -> str:

@@ -231,26 +231,17 @@ def _activations(arguments: argparse.Namespace, out: Out) -> _Read:
     from ...outputs.show import plain_table
 
     listings = read_activations(arguments.other_files[0])
-    table = plain_table(
-        "listing", "layers", "tensors", "kept", "recomputed", "offloaded", left=("layers",)
-    )
+    ways = ("kept", "recomputed", "offloaded")
+    rows = []
     for at, groups in enumerate(listings):
         for one in groups:
             last = (one.first or 0) + one.count - 1
-            name = (
-                "in none"
-                if one.first is None
-                else f"{one.first}"
-                if one.count == 1
-                else f"{one.first}-{last}"
-            )
-            sizes = (
-                format_size(one.bytes_by_way.get(way, 0))
-                for way in ("kept", "recomputed", "offloaded")
-            )
-            table.add_row(str(at), name, str(one.tensors), *sizes)
+            layers = "in none" if one.first is None else str(one.first)
+            layers += f"-{last}" if one.first is not None and one.count > 1 else ""
+            sizes = {way: format_size(one.bytes_by_way.get(way, 0)) for way in ways}
+            rows.append({"listing": at, "layers": layers, "tensors": one.tensors, **sizes})
     out.print(f"{counted(len(listings), 'listing')}, bytes of one layer and microbatch")
-    out.print(table)
+    out.print(plain_table(rows, ["listing", "layers", "tensors", *ways], left=("layers",)))
     answer = {"listings": [[one.to_json() for one in groups] for groups in listings]}
     return answer, list(notes(listings)), {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ...status import DONE, NO
 
@@ -41,12 +41,10 @@ def having(words: Sequence[str], every: Iterable[One], text: Callable[[One], str
     return [one for one in every if all(word in text(one).lower() for word in wanted)]
 
 
-def show_listing(
-    out: Out, arguments: argparse.Namespace, kind: str, found: Sequence[Any], table: Table
-) -> int:
+def show_listing(out: Out, arguments: argparse.Namespace, kind: str, table: Table) -> int:
     """Print the table, or that nothing matches the search; returns the exit status."""
-    if found:
+    if table.rows:
         out.print(table)
     else:
         out.print(f"no {kind} has {' and '.join(arguments.search)}; all: optpipe-sim {kind}s")
-    return DONE if found else NO
+    return DONE if table.rows else NO

@@ -37,20 +37,24 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     every = map(load_machine, machine_names())
     found = having(arguments.search, every, lambda one: f"{one.name} {one.title}")
     out.result({"machines": [_facts(one) for one in found]})
-    table = plain_table("machine", "bf16", "memory", "links", "network", "to host", "runs compared")
+    rows = []
     for one in found:
         facts = _facts(one)
         error = facts["median_error"]
-        table.add_row(
-            one.name,
-            f"{one.peak_tflops.get('bf16', 0):g} TFLOP/s",
-            f"{one.memory_gib:g} GiB",
-            f"{one.link_gb_per_s:g} GB/s",
-            f"{one.network_gb_per_s:g} GB/s",
-            f"{one.pcie.d2h_gb_per_s:g} GB/s" if one.pcie else "-",
-            f"{facts['compared']}, median error {error:.1%}" if error is not None else "none",
+        rows.append(
+            {
+                "machine": one.name,
+                "bf16": f"{one.peak_tflops.get('bf16', 0):g} TFLOP/s",
+                "memory": f"{one.memory_gib:g} GiB",
+                "links": f"{one.link_gb_per_s:g} GB/s",
+                "network": f"{one.network_gb_per_s:g} GB/s",
+                "to host": f"{one.pcie.d2h_gb_per_s:g} GB/s" if one.pcie else "-",
+                "runs compared": "none"
+                if error is None
+                else f"{facts['compared']}, median error {error:.1%}",
+            }
         )
-    status = show_listing(out, arguments, "machine", found, table)
+    status = show_listing(out, arguments, "machine", plain_table(rows))
     if arguments.sources:
         for one in found:
             out.print()

@@ -48,16 +48,24 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             ]
         }
     )
-    table = plain_table("model", "parameters", "per token", "layers", "hidden", "experts")
-    if arguments.sources:
-        table.add_column("source", overflow="fold")
-    for one in found:
-        total, active = parameters(one), active_parameters(one)
-        cells = [one.name, f"{total / 1e9:.3g}B", f"{active / 1e9:.3g}B" if active < total else ""]
-        cells += [str(one.layers), str(one.hidden)]
-        cells.append(f"{one.experts_per_token} of {one.experts}" if one.experts else "")
-        table.add_row(*cells, *([one.source] if arguments.sources else []))
-    status = show_listing(out, arguments, "model", found, table)
+    rows = (
+        {
+            "model": one.name,
+            "parameters": f"{parameters(one) / 1e9:.3g}B",
+            "per token": f"{active_parameters(one) / 1e9:.3g}B"
+            if active_parameters(one) < parameters(one)
+            else "",
+            "layers": one.layers,
+            "hidden": one.hidden,
+            "experts": f"{one.experts_per_token} of {one.experts}" if one.experts else "",
+            **({"source": one.source} if arguments.sources else {}),
+        }
+        for one in found
+    )
+    table = plain_table(rows, left=("model", "source"))
+    if arguments.sources and found:
+        table.columns[-1].overflow, table.columns[-1].no_wrap = "fold", False
+    status = show_listing(out, arguments, "model", table)
     out.hint(
         "others: --model config.json, a folder with one, or a short config (models --template)"
     )

@@ -291,10 +291,8 @@ def _show(out: Out, task: TrainTask, answer: dict[str, Any], files: dict[str, st
         )
     out.print(Text(task.plan.model.name, "bold"), f"on {task.plan.devices} ranks of this CPU")
     out.print()
-    table = plain_table(*HEADS, left=["schedule"])
-    for phase in answer["phases"]:
-        table.add_row(*phase_cells(phase))
-    out.print(table)
+    rows = (dict(zip(HEADS, phase_cells(phase), strict=True)) for phase in answer["phases"])
+    out.print(plain_table(rows, HEADS, left=["schedule"]))
     out.print()
     for sentence in sentences(answer):
         out.print(sentence, soft_wrap=True)

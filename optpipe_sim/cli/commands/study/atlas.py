@@ -138,23 +138,21 @@ def _list(arguments: argparse.Namespace, out: Out) -> int:
     out.result({"instances": [one.to_json() for one in found]})
     if not found:
         return _none(out)
-    table = plain_table(
-        "instance", "p", "v", "m", "best", "bound", "gap", "found by", "proof",
-        left=("instance", "found by", "proof"),
-    )  # fmt: skip
-    for one in found:
-        table.add_row(
-            one.name,
-            str(one.devices),
-            str(one.chunks),
-            str(one.microbatches),
-            format_time(one.best.ns) if one.best else "none known",
-            format_time(one.bound.ns) if one.bound else "",
-            "" if one.gap is None else "proven" if one.gap == 0 else f"{one.gap:.2%}",
-            one.best.how if one.best else "",
-            one.bound.how if one.bound else "",
-        )
-    out.print(table)
+    rows = (
+        {
+            "instance": one.name,
+            "p": one.devices,
+            "v": one.chunks,
+            "m": one.microbatches,
+            "best": format_time(one.best.ns) if one.best else "none known",
+            "bound": format_time(one.bound.ns) if one.bound else "",
+            "gap": "" if one.gap is None else "proven" if one.gap == 0 else f"{one.gap:.2%}",
+            "found by": one.best.how if one.best else "",
+            "proof": one.bound.how if one.bound else "",
+        }
+        for one in found
+    )
+    out.print(plain_table(rows, left=("instance", "found by", "proof")))
     proven = sum(one.gap == 0 for one in found)
     out.print(f"{len(found)} instances, {proven} of them proven optimal")
     out.hint("optpipe-sim atlas get NAME --save S.json --save-profile P.yaml")
