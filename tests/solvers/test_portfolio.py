@@ -52,7 +52,9 @@ def test_adaoffload_with_levels_has_time_of_its_own_and_the_search_begins_with_i
     monkeypatch.setattr(portfolio, "run_rules", slow)
     monkeypatch.setattr(portfolio, "compete", compete)
     monkeypatch.setattr(portfolio, "FLOORS_S", 0.0)
-    monkeypatch.setattr(portfolio, "QUICK_SHARE", 0.7)  # to start processes takes long on a busy machine
+    monkeypatch.setattr(
+        portfolio, "QUICK_SHARE", 0.7
+    )  # to start processes takes long on a busy machine
     found = solve(layered(), 8, 90, time_limit=3, chunks="any", workers=workers)
     assert found.info["untried"] > 0
     assert begun

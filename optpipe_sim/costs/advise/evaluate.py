@@ -355,10 +355,9 @@ def _microbatches(m: int | None, global_batch: int | None, replicas: int, microb
         require_count("microbatches", m)
         return m
     require_count("global_batch", global_batch)
-    found, rest = divmod(global_batch, max(1, replicas) * microbatch)
+    found, rest = divmod(global_batch, replicas * microbatch)
     if rest or not found:
         raise OptPipeError(
-            f"global_batch {global_batch}: is not a multiple of {max(1, replicas)} replicas x"
-            f" microbatch {microbatch}"
+            f"global_batch: {global_batch} is not a multiple of {replicas} replicas x microbatch {microbatch}"
         )
     return found

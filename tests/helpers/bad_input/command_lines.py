@@ -66,7 +66,7 @@ _LINES: dict[str, str] = {
     "evaluate --model llama3-8b --machine h100 --seq 4096 --gpus 8": "one of the arguments -m/--microbatches --global-batch is required",
     "evaluate --model llama3-8b --machine h100 --seq 4096 --gpus 8 -m 4 --global-batch 4": "not allowed with argument",
     "evaluate --model llama3-8b --machine h100 --seq 4096 --gpus 8 -m 4 --pp 3": "gpus: 8 are not a multiple of pp 3 x tp 1 x cp 1",
-    "evaluate --model llama3-8b --machine h100 --seq 4096 --gpus 8 --pp 4 --global-batch 3": "--global-batch 3: is not a multiple of 2 replicas",
+    "evaluate --model llama3-8b --machine h100 --seq 4096 --gpus 8 --pp 4 --global-batch 3": "--global-batch: 3 is not a multiple of 2 replicas",
     "evaluate --model llama3-8b --machine h100 --seq 4096 --gpus 8 -m 4 --schedule optpipe": "schedule: optpipe is searched for",
     "evaluate --model llama3-8b --machine h100 --seq 4096 --gpus 8 -m 4 --chunks 2 --schedule zb-h1": "zb-h1 runs one chunk per device, not 2",
     "evaluate --model llama3-8b --machine h100 --seq 4096 --gpus 8 -m 4 --measured-ms nan": "must be a number above 0, got 'nan'",

@@ -143,14 +143,16 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     del options["seq"]
     gib = arguments.measured_gib
     time = "--measured-ms" if arguments.measured_ms else "--measured-tokens-per-s"
-    with named(measured_ns=time, measured_bytes="--measured-gib"):
+    keys = {"gpus": "--gpus", "global_batch": "--global-batch"}
+    with named(measured_ns=time, measured_bytes="--measured-gib", **keys):
         again = partial(
             evaluate,
             model,
             machine,
             arguments.gpus,
             arguments.seq,
-            microbatches=_microbatches(arguments),
+            microbatches=arguments.microbatches,
+            global_batch=arguments.global_batch,
             pp=arguments.pp,
             schedule=arguments.schedule,
             execution=arguments.execution or "ideal",
@@ -197,22 +199,11 @@ def _logged(arguments: argparse.Namespace, model: Model) -> MegatronRun | None:
     return read_run(arguments.run_log)
 
 
-def _microbatches(arguments: argparse.Namespace) -> int:
-    if arguments.microbatches is not None:
-        return int(arguments.microbatches)
-    pp, tp, cp = arguments.pp, arguments.tp, arguments.cp
-    replicas, rest = divmod(arguments.gpus, pp * tp * cp)
-    if rest or not replicas:
-        raise OptPipeError(
-            f"--gpus: {arguments.gpus} are not a multiple of pp {pp} x tp {tp} x cp {cp}"
-        )
-    m, rest = divmod(arguments.global_batch, replicas * arguments.microbatch)
-    if rest or not m:
-        raise OptPipeError(
-            f"--global-batch {arguments.global_batch}: is not a multiple of {replicas} replicas x"
-            f" --microbatch {arguments.microbatch}"
-        )
-    return int(m)
+def _sequences(arguments: argparse.Namespace) -> int:
+    """Return the sequences of an iteration, over all replicas."""
+    replicas = arguments.gpus // (arguments.pp * arguments.tp * arguments.cp)
+    of_replicas = replicas * arguments.microbatch * (arguments.microbatches or 0)
+    return int(arguments.global_batch or of_replicas)
 
 
 def _measured_ns(arguments: argparse.Namespace) -> float | None:
@@ -220,9 +211,7 @@ def _measured_ns(arguments: argparse.Namespace) -> float | None:
         return float(arguments.measured_ms * 1e6)
     if arguments.measured_tokens_per_s is None:
         return None
-    replicas = arguments.gpus // (arguments.pp * arguments.tp * arguments.cp)
-    sequences = replicas * arguments.microbatch * _microbatches(arguments)
-    return float(sequences * arguments.seq / arguments.measured_tokens_per_s * 1e9)
+    return float(_sequences(arguments) * arguments.seq / arguments.measured_tokens_per_s * 1e9)
 
 
 def _write(arguments: argparse.Namespace, found: Evaluation) -> dict[str, str]:
@@ -357,9 +346,7 @@ def _next(out: Out, arguments: argparse.Namespace) -> None:
         hint(out, "let advice go by what you measured: --save-measurement mine.yaml")
     words = ["advise", "--model", arguments.model, "--machine", arguments.machine]
     words += ["--gpus", str(arguments.gpus), "--seq", str(arguments.seq)]
-    replicas = arguments.gpus // (arguments.pp * arguments.tp * arguments.cp)
-    batch = arguments.microbatches and arguments.microbatches * replicas * arguments.microbatch
-    words += ["--global-batch", str(batch or arguments.global_batch)]
+    words += ["--global-batch", str(_sequences(arguments))]
     words += as_words(arguments, Work, AS_RUN)
     words += ["--calibrate", file] if file else []
     words += ["--family", "megatron"] if arguments.run_log else []
