@@ -1,8 +1,9 @@
 """Options that are written once, as fields of dataclasses.
 
-A field made by `option` has the default of an option, its help, and how it is written. From there come the option of the command
-line (`cli/options/fields.py`), the keyword of the Python function with its lines of the docstring (`takes`), and the keys that
-experiments, names of schedules and files of measurements know. Light, as the command line's parser is.
+A field made by `option` has the default of an option, its help, and how it is written. From there come the option
+of the command line (`cli/options/fields.py`), the keyword of the Python function with its lines of the docstring
+(`takes`), and the keys that experiments, names of schedules and files of measurements know. Light, as the command
+line's parser is.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def made_of(options: Mapping[str, Any], *kinds: type, **more: Any) -> list[Any]:
 
 
 def listing(parameters: Iterable[Parameter]) -> Callable[[_Function], _Function]:
-    """Replace ``**options`` in a function's signature by keyword parameters, for help and completion; those that the function
-    names already are unchanged."""
+    """Replace ``**options`` in a function's signature by keyword parameters, for help and completion; those that
+    the function names already are unchanged."""
 
     def decorate(function: _Function) -> _Function:
         own = signature(function)
@@ -98,8 +99,9 @@ def takes(
 ) -> Callable[[_Function], _Function]:
     """Let a function with ``**options`` take the fields of `kinds`, and no other keyword.
 
-    Its signature then has each of them, and its docstring what each means, in the place of the paragraph that begins with
-    ``options: the fields of``, unless it says that itself. `defaults`: those that it has instead of the fields' own.
+    Its signature then has each of them, and its docstring what each means, in the place of the paragraph that
+    begins with ``options: the fields of``, unless it says that itself. `defaults`: those that it has instead of the
+    fields' own.
     """
 
     def decorate(function: _Function) -> _Function:

@@ -72,8 +72,8 @@ def _exported(text: str, profile: CostProfile | None) -> Schedule | None:
     name, m = data.get("told"), data.get("microbatches")
     if not isinstance(name, str) or not isinstance(m, int) or isinstance(m, bool):
         raise InvalidSchedule(
-            f"{text}: is a plan for {data['format']} without the order of its ops; give the schedule that it was exported"
-            " from, or the CSV of --csv"
+            f"{text}: is a plan for {data['format']} without the order of its ops; give the schedule that it was"
+            " exported from, or the CSV of --csv"
         )
     if profile is None:
         raise ProfileError(f"PROFILE: needed to build {name!r} of {text}")

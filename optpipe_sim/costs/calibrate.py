@@ -60,10 +60,12 @@ _COUNTS = ("devices", "microbatches", "tp", "cp", "ep", "etp", "dp", "chunks", "
 _MEASURED = ("t_f_ms", "t_b_ms", "t_w_ms", "t_comm_ms", "iteration_ms", "peak_gib", "profile")
 TIMES = ("fixed_ms", "op_us")  # outside kernels
 SHARES = ("gemm", "attention", "bandwidth")  # of what kernels could reach
-# How many times as long an iteration has to be to tell a fixed time from a share, an op to tell the time beside its kernels.
+# How many times as long an iteration has to be to tell a fixed time from a share, an op to tell the time beside its
+# kernels.
 APART = 1.5
-# Where such times are fitted too, what is likely before anything is measured counts as well, beside measurements that are off by 5 %:
-# times up to all of the shortest iteration or op, shares within a factor of e of the machine's. It decides where measurements do not.
+# Where such times are fitted too, what is likely before anything is measured counts as well, beside measurements
+# that are off by 5 %: times up to all of the shortest iteration or op, shares within a factor of e of the
+# machine's. It decides where measurements do not.
 NOISE, LIKELY = 0.05, 1.0
 _GIB = 2**30
 
@@ -208,8 +210,9 @@ def calibrate(
 def determined(measurements: Sequence[Measurement], rates: Rates) -> list[str]:
     """Return the rates that measurements determine.
 
-    Without op times an iteration determines one rate, and the share of it in no op stays as it is. Iterations of which one is
-    `APART` times as long as another determine a time that is the same in both, too; and those whose ops are so far apart, as with other
+    Without op times an iteration determines one rate, and the share of it in no op stays as it is. Iterations of
+    which one is `APART` times as long as another determine a time that is the same in both, too; and those whose
+    ops are so far apart, as with other
     microbatches or chunks, the time of an op beside its kernels: never more of them than there are iterations.
     """
     kinds = {one.kind for one in measurements}
@@ -230,7 +233,8 @@ def determined(measurements: Sequence[Measurement], rates: Rates) -> list[str]:
 def _bounds(
     names: Sequence[str], measurements: Sequence[Measurement], rates: Rates
 ) -> list[tuple[float, float]]:
-    """Return what each rate may be: a fixed time less than the shortest iteration, that of an op less than the shortest op."""
+    """Return what each rate may be: a fixed time less than the shortest iteration, that of an op less than the
+    shortest op."""
     found = {**BOUNDS}
     whole = [one for one in measurements if one.kind == "iteration"]
     if whole and "fixed_ms" in names:
@@ -301,7 +305,8 @@ def run(
     replays: Replays | None = None,
 ) -> list[Measurement]:
     """Of a whole iteration under ``setup.schedule``: its time, the peak of the fullest device, and
-    that peak less what is held when the iteration begins: weights, gradients, optimizer states and libraries' workspace.
+    that peak less what is held when the iteration begins: weights, gradients, optimizer states and libraries'
+    workspace.
     """
     replays = replays or Replays(setup, machine)
     flash = bool(setup.options.get("flash", True))

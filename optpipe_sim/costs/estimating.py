@@ -199,8 +199,8 @@ class _Plan:
         ]
 
     def imbalance(self, spread: Imbalance, counts: Sequence[int | str]) -> dict[str, Any]:
-        """Return how unevenly experts are loaded, and what the ends of a range are to the work and the activations of its middle, at
-        ``imbalance``; nothing where they are loaded evenly."""
+        """Return how unevenly experts are loaded, and what the ends of a range are to the work and the activations
+        of its middle, at ``imbalance``; nothing where they are loaded evenly."""
         if spread == EVEN:
             return {}
 
@@ -273,8 +273,8 @@ class _Plan:
             marked = sum(isinstance(count, str) for count in given)
             if marked > bool(self.model.mtp) or any(counts[mtp_stage(given) + 1 :]):
                 raise OptPipeError(
-                    "layers: an m marks the stage with the layers that predict further tokens, which come after all others;"
-                    f" {self.model.name} has {self.model.mtp}; got {', '.join(map(str, given))}"
+                    "layers: an m marks the stage with the layers that predict further tokens, which come after"
+                    f" all others; {self.model.name} has {self.model.mtp}; got {', '.join(map(str, given))}"
                 )
             return list(given)
         more = self.work.slices - 1  # attention of a slice in the middle
@@ -363,8 +363,8 @@ class _Plan:
         return layer_streams(self.layers[which], times, self.machine, self.model, self.work)
 
     def _parts(self, kind: _Kinds, first: bool, last: bool, table: bool = True) -> _Parts:
-        """Return a stage of so many layers, with the embedding or the head; layers that predict further tokens need the `table` of
-        the embedding."""
+        """Return a stage of so many layers, with the embedding or the head; layers that predict further tokens need
+        the `table` of the embedding."""
         times = {op: OpTime() for op in OPS}
         act = held = excess = buffers = working = 0
         count = [0, 0]

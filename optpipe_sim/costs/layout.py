@@ -76,7 +76,8 @@ class Layout:
     )
     layers: Sequence[int | str] | None = option(
         None,
-        "layers per stage, with an m behind the number where those for further tokens are (default: beside the head); default: balanced",
+        "layers per stage, with an m behind the number where those for further tokens are (default: beside the"
+        " head); default: balanced",
         metavar="A,B,...",
         read=layers_and_mtp,
     )

@@ -167,13 +167,14 @@ def _split_equal(layers: int, each: float, first: float, last: float, stages: in
 
 
 def decoder_counts(layers: Sequence[int | str]) -> list[int]:
-    """Return the decoder layers of each stage out of `layers`, where one number may have an m behind it: see `mtp_stage`."""
+    """Return the decoder layers of each stage out of `layers`, where one number may have an m behind it: see
+    `mtp_stage`."""
     return [int(str(count).removesuffix(MARK)) for count in layers]
 
 
 def mtp_stage(layers: Sequence[int | str]) -> int:
-    """Return the stage with the layers that predict further tokens: the one whose number has an m behind it, as in Megatron-LM's
-    layouts; else that of the loss."""
+    """Return the stage with the layers that predict further tokens: the one whose number has an m behind it, as in
+    Megatron-LM's layouts; else that of the loss."""
     marked = [at for at, count in enumerate(layers) if str(count).endswith(MARK)]
     return marked[0] if marked else len(layers) - 1
 

@@ -123,10 +123,10 @@ def in_slices(
     before it 2 k + 1 times what a first slice's causal attention takes; all else is the same for each. Where
     devices share sequences in a ring, the keys and values of k + 1 slices go round, behind that attention; those
     that exchange heads have the earlier ones of their heads already. Keys and values stay at every level of
-    recomputation; levels that do not pay for every length are left out. Backward passes add up the gradients of the keys
-    and values of all slices but the last: they are static bytes of each stage, in the format of the keys, as for
-    one microbatch after the other there. No copy moves keys and values, which the backward passes of later slices
-    read, too.
+    recomputation; levels that do not pay for every length are left out. Backward passes add up the gradients of the
+    keys and values of all slices but the last: they are static bytes of each stage, in the format of the keys, as
+    for one microbatch after the other there. No copy moves keys and values, which the backward passes of later
+    slices read, too.
 
     Args:
         kinds: plain and expert layers of each stage.

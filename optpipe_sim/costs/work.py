@@ -14,11 +14,13 @@ from .recompute.regions import RECOMPUTE, choice_of
 # waited for, or hidden behind the compute of another microbatch (as Megatron-LM can).
 EXCHANGES = ("plain", "per-node", "overlapped", "per-node-overlapped")
 CONTEXTS = ("ring", "heads")
-# Whether a forward and a backward run as one op that hides their exchange: not; so; and with the gradients of weights apart from
-# the rest of a layer's backward (Megatron-LM's --overlap-moe-expert-parallel-comm and --delay-wgrad-compute).
+# Whether a forward and a backward run as one op that hides their exchange: not; so; and with the gradients of
+# weights apart from the rest of a layer's backward (Megatron-LM's --overlap-moe-expert-parallel-comm and
+# --delay-wgrad-compute).
 PAIRS = ("none", "combined", "delayed-w")
-# Parts of a layer with experts that CUDA graphs of their own may hold (Megatron-LM's --cuda-graph-modules), and their share of what the host issues
-# for it. Router and preprocessing: 31 of 227 kernels (published/launches.yaml); how these two divide, and that of the attention, are assumed.
+# Parts of a layer with experts that CUDA graphs of their own may hold (Megatron-LM's --cuda-graph-modules), and
+# their share of what the host issues for it. Router and preprocessing: 31 of 227 kernels (published/launches.yaml);
+# how these two divide, and that of the attention, are assumed.
 GRAPHED = {"attn": 0.4, "moe_router": 0.1, "moe_preprocess": 0.037}
 # Communication that may hide behind compute, by the Megatron-LM option that hides it.
 OVERLAPS = {
@@ -27,8 +29,9 @@ OVERLAPS = {
     "tp-comm": "tp-comm-overlap",
 }
 GRADIENT_BYTES = 4  # of a weight's gradient, summed up in fp32 unless the work has it in 16 bits
-# Bytes of one logit that the loss keeps for its backward pass. In fp32, overwritten with the softmax: 4. Megatron-LM's native fusion (compiled
-# functions, which copy what they change in place): one more of these. TransformerEngine's: the logits, overwritten with their gradients.
+# Bytes of one logit that the loss keeps for its backward pass. In fp32, overwritten with the softmax: 4.
+# Megatron-LM's native fusion (compiled functions, which copy what they change in place): one more of these.
+# TransformerEngine's: the logits, overwritten with their gradients.
 LOSS_FUSIONS = {"none": 4, "native": 8, "te": 2}
 # Bytes of an activation; of those that only linears keep, `layer.INPUTS`, fewer in fp8.
 DTYPES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4, "tf32": 4}
@@ -106,8 +109,8 @@ class Work:
     overlap: tuple[str, ...] = option(
         (),
         "what hides behind compute, as Megatron-LM can: grad-reduce (the replicas' gradients, behind the last backward"
-        " passes), param-gather (the updated weights, behind the next iteration's first forward passes), tp-comm (tensor"
-        " parallelism's collectives, behind the GEMMs that they feed or follow); default: none of them",
+        " passes), param-gather (the updated weights, behind the next iteration's first forward passes), tp-comm"
+        " (tensor parallelism's collectives, behind the GEMMs that they feed or follow); default: none of them",
         metavar="A,B,...",
     )
     grad_reduce_in_bf16: bool = option(
@@ -115,9 +118,9 @@ class Work:
     )
     pairs: str = option(
         "none",
-        "a forward and a backward may run as one op that hides their exchange of tokens, replayed layer by layer, and the profile"
-        " says how much; other ops pay all of it: combined (as --overlap-moe-expert-parallel-comm of Megatron-LM; without a"
-        " word), delayed-w (--delay-wgrad-compute, too)",
+        "a forward and a backward may run as one op that hides their exchange of tokens, replayed layer by layer,"
+        " and the profile says how much; other ops pay all of it: combined (as --overlap-moe-expert-parallel-comm"
+        " of Megatron-LM; without a word), delayed-w (--delay-wgrad-compute, too)",
         choices=PAIRS,
         bare="combined",
     )
@@ -131,21 +134,21 @@ class Work:
     )
     loss_fusion: str = option(
         "",
-        "how the loss is computed: none (fp32); native, te (Megatron-LM's --cross-entropy-fusion-impl); default: as the machine"
-        " file's logit_bytes says",
+        "how the loss is computed: none (fp32); native, te (Megatron-LM's --cross-entropy-fusion-impl); default:"
+        " as the machine file's logit_bytes says",
         choices=tuple(LOSS_FUSIONS),
     )
     imbalance: Any = option(  # noqa: RUF009
         1.0,
-        "tokens of the GPU whose experts get most, over the mean, which all others of its stage wait for: a number, 1 for"
-        " balance, as by force; a range, whose middle costs are taken at; unknown (as runs without balance by force); or a file"
-        " with the tokens of each expert, a line per layer",
+        "tokens of the GPU whose experts get most, over the mean, which all others of its stage wait for: a"
+        " number, 1 for balance, as by force; a range, whose middle costs are taken at; unknown (as runs without"
+        " balance by force); or a file with the tokens of each expert, a line per layer",
         metavar="X|A..B|FILE",
     )
     cuda_graph_modules: tuple[str, ...] = option(
         (),
-        "or these parts of layers with experts run as CUDA graphs: attn, moe_router, moe_preprocess; the host issues the rest"
-        " (default: all of it)",
+        "or these parts of layers with experts run as CUDA graphs: attn, moe_router, moe_preprocess; the host"
+        " issues the rest (default: all of it)",
         metavar="A,B,...",
     )
     slices: int = option(
@@ -153,8 +156,8 @@ class Work:
     )
     slice_by: str = option(
         "length",
-        "slices of equal length, of equal time: later ones are shorter; or of equal length whose devices exchange parts of the"
-        " attention, as SlimPipe's do",
+        "slices of equal length, of equal time: later ones are shorter; or of equal length whose devices exchange"
+        " parts of the attention, as SlimPipe's do",
         choices=SLICE_BY,
         research=True,
     )

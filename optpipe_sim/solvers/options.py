@@ -35,8 +35,8 @@ class SolveOptions:
 
     engine: str = option(
         "auto",
-        "auto: every engine that helps, in parallel; adaoffload: that greedy alone; search: over programs; cpsat: CP-SAT; milp: the"
-        " reconstructed MILP",
+        "auto: every engine that helps, in parallel; adaoffload: that greedy alone; search: over programs; cpsat:"
+        " CP-SAT; milp: the reconstructed MILP",
         choices=ENGINES,
     )
     time_limit: float = option(
@@ -46,20 +46,21 @@ class SolveOptions:
     )
     objective: str | None = option(
         None,
-        "what counts as the time: flush (until all is done) or span (the longest device, for iterations chained without a flush);"
-        " default: as the execution of the profile says, flush where that is ideal",
+        "what counts as the time: flush (until all is done) or span (the longest device, for iterations chained"
+        " without a flush); default: as the execution of the profile says, flush where that is ideal",
         choices=OBJECTIVES,
     )
     seed: int = option(0, "of random choices", metavar="N")
     workers: int | None = option(
         None,
-        "worker processes (default: one per core); auto has one more for bounds, for a quarter of the time, and at least one each to"
-        " search and, if small enough, for CP-SAT",
+        "worker processes (default: one per core); auto has one more for bounds, for a quarter of the time, and"
+        " at least one each to search and, if small enough, for CP-SAT",
         metavar="N",
     )
     evaluations: int | None = option(
         None,
-        "for --engine search: stop after this many schedules instead of by the clock, so that a seed always gives the same result",
+        "for --engine search: stop after this many schedules instead of by the clock, so that a seed always gives"
+        " the same result",
         metavar="N",
     )
     gap: float = option(
@@ -75,49 +76,51 @@ class SolveOptions:
     force: bool = option(False, "build the MILP even if it is very large")
     cache: bool = option(
         False,
-        "start from cached results of this problem or of similar ones, and cache the result; without it a run depends only on its"
-        " arguments",
+        "start from cached results of this problem or of similar ones, and cache the result; without it a run"
+        " depends only on its arguments",
     )
     published: bool = option(
         True,
-        "begin with AdaOffload and the published schedules, with every value of their options, so that none of them that fits is faster"
-        " than the result, provided that half of the time limit (at least one second) is enough to try those that could be;"
-        " `untried` of the result's info counts the others. False: `warm_start` is already the best of them",
+        "begin with AdaOffload and the published schedules, with every value of their options, so that none of"
+        " them that fits is faster than the result, provided that half of the time limit (at least one second) is"
+        " enough to try those that could be; `untried` of the result's info counts the others. False:"
+        " `warm_start` is already the best of them",
     )
     treatments: Sequence[str] | None = option(
         None,
-        "allowed treatments of activations, out of keep,offload,recompute; keeping is always possible; default: all that the profile"
-        " has",
+        "allowed treatments of activations, out of keep,offload,recompute; keeping is always possible; default:"
+        " all that the profile has",
         metavar="A,B",
     )
     per_stage: bool = option(False, "treat all activations of a stage alike, as frameworks require")
     pairs: bool | None = option(
         None,
-        "whether a forward and a backward may run as one op (profile: pair_hidden); default: where the execution has that, or, where"
-        " that is ideal, where the profile says what pairs hide",
+        "whether a forward and a backward may run as one op (profile: pair_hidden); default: where the execution"
+        " has that, or, where that is ideal, where the profile says what pairs hide",
         metavar="yes|no",
     )
     margin: Margins | Mapping[str, Any] | str | None = option(  # noqa: RUF009
         None,
-        "plan so that limit and time hold if copies, ops or memory take more than profiled, as copies=10%,ops=5%,memory=3%; says what"
-        " each margin costs",
+        "plan so that limit and time hold if copies, ops or memory take more than profiled, as"
+        " copies=10%,ops=5%,memory=3%; says what each margin costs",
         metavar="SHARES",
     )
     chunks: int | str | None = option(
         None,
-        "chunks per device: a number; any: all numbers up to one layer per stage, and two in a V; own: the profile's; default: those of a"
-        " schedule to start from; own with a placement, with evaluations and with the engines milp and cpsat; else any",
+        "chunks per device: a number; any: all numbers up to one layer per stage, and two in a V; own: the"
+        " profile's; default: those of a schedule to start from; own with a placement, with evaluations and with"
+        " the engines milp and cpsat; else any",
     )
     placement: str = option(
         "own",
-        "placement of chunks: loop (stage s on device s mod p) or vee (two chunks, there and back); default: the profile's own, loop if a"
-        " number of --chunks is given",
+        "placement of chunks: loop (stage s on device s mod p) or vee (two chunks, there and back); default: the"
+        " profile's own, loop if a number of --chunks is given",
         choices=PLACEMENTS,
     )
     slices: int | str = option(
         "own",
-        "slices of each sequence that pass the pipeline one after the other; 1: whole sequences; any: whole ones and the profile's own,"
-        " or 2, 4 and 8 equal ones; default: the profile's",
+        "slices of each sequence that pass the pipeline one after the other; 1: whole sequences; any: whole ones"
+        " and the profile's own, or 2, 4 and 8 equal ones; default: the profile's",
     )
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from optpipe_sim import Schedule, build, evaluate, load_profile, simulate
+from optpipe_sim import Schedule, advise, build, evaluate, load_profile, simulate
 from optpipe_sim.cli import main
 from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.advise.space import Question
@@ -234,3 +234,42 @@ def test_experts_of_their_own_and_their_exchange_are_hinted_at() -> None:
     assert etp == "etp 1"
     own = evaluate("qwen3-30b-a3b", "h100", 64, 4096, etp=1, exchange=exchange, **run)
     assert hint.time_ns == own.row.iteration_ns < found.row.iteration_ns
+
+
+def test_advice_is_for_the_formats_of_the_run() -> None:
+    """What `evaluate` says of a run with its formats, graphs and loss, `advise` says of the same split; its last commands name them."""
+    how: dict[str, Any] = {
+        "grad_reduce_in_bf16": True,
+        "loss_fusion": "te",
+        "cuda_graph_modules": ("attn",),
+        "dtype": "fp8",
+    }
+    split: dict[str, Any] = {"pp": 2, "tp": 1, "ep": 4, "microbatch": 1, "zero": 1}
+    run = evaluate("qwen3-30b-a3b", "h100", 16, 4096, global_batch=32, **split, **how)
+    found = advise(
+        "qwen3-30b-a3b",
+        "h100",
+        16,
+        32,
+        4096,
+        chunks=1,
+        recompute=["none"],
+        schedules=["1f1b"],
+        **split,
+        **how,
+    )
+    assert found.rows[0].iteration_ns == run.row.iteration_ns
+    assert found.rows[0].peak_bytes == run.row.peak_bytes
+
+
+def test_the_commands_that_follow_are_for_the_same_run(capsys: pytest.CaptureFixture[str]) -> None:
+    line = (
+        "evaluate --model qwen3-30b-a3b --machine h100 --gpus 16 --pp 2 --ep 4 -m 4 --seq 4096"
+        " --grad-reduce-in-bf16 --loss-fusion te --cuda-graph-modules attn,moe_router"
+    )
+    main(line.split())
+    following = capsys.readouterr().out.splitlines()[-1]
+    assert " advise " in following
+    assert (
+        "--grad-reduce-in-bf16 --loss-fusion te --cuda-graph-modules attn,moe_router" in following
+    )

@@ -24,7 +24,8 @@ def add_fields(
 
     Args:
         group: of the help.
-        changes: by field, keywords of `add_argument`, or how it is read (``read``), that this command has in the place of the field's own.
+        changes: by field, keywords of `add_argument`, or how it is read (``read``), that this command has in the
+            place of the field's own.
     """
     for name, one in options_of(kind).items():
         if only and name not in only:
@@ -35,8 +36,8 @@ def add_fields(
 
 
 def add_several(parser: ArgumentParser, kind: type, *only: str, **defaults: str) -> None:
-    """Add fields that are whole numbers as options that take several, to choose from; `defaults`: what is chosen from, where
-    that is not all that there is, by field."""
+    """Add fields that are whole numbers as options that take several, to choose from; `defaults`: what is chosen
+    from, where that is not all that there is, by field."""
     for name in only:
         one = options_of(kind)[name]
         help = how(one).help.partition("; default:")[0]
@@ -58,7 +59,8 @@ def given(arguments: Any, *kinds: type) -> dict[str, Any]:
 
 
 def as_words(arguments: Any, kind: type, only: Iterable[str]) -> list[str]:
-    """Return the options of a dataclass that a command was given, as another command takes them: those that are not as usual."""
+    """Return the options of a dataclass that a command was given, as another command takes them: those that are not
+    as usual."""
     words = []
     for name, one in options_of(kind).items():
         value: Any = getattr(arguments, name, one.default)

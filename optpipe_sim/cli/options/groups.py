@@ -1,5 +1,5 @@
-"""How the options of a command are grouped in its help, and which of them are for research: ``--help`` leaves these out,
-``--help-all`` has them. Light, as `parser` is."""
+"""How the options of a command are grouped in its help, and which of them are for research: ``--help`` leaves these
+out, ``--help-all`` has them. Light, as `parser` is."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ GROUPS = (RUN, VARY, SEARCH, OUTPUT)
 
 # of the options that are no fields, which say their group themselves (`fields.add_fields`)
 _OPTIONS = {
-    RUN: "--model --machine --calibrate --gpus --devices --global-batch --seq -m --stages --pp --microbatch --layers --schedule"
-    " --recompute --dtype --capacity-factor --pad-to-capacity --memory-limit --limits --measured-ms --measured-tokens-per-s"
-    " --measured-gib --execution --lengths --device --profile --against --op --mode --fit --instance --bound --proof --by --how",
+    RUN: "--model --machine --calibrate --gpus --devices --global-batch --seq -m --stages --pp --microbatch"
+    " --layers --schedule --recompute --dtype --capacity-factor --pad-to-capacity --memory-limit --limits --measured-ms"
+    " --measured-tokens-per-s --measured-gib --execution --lengths --device --profile --against --op --mode --fit"
+    " --instance --bound --proof --by --how",
     VARY: "--family --treatments --per-stage --schedules --chunks --placement --slices --levels --offload --offload-to"
     " --margin --noise --pairs",
-    SEARCH: "--time-limit --gap --top --seed --objective --engine --workers --no-cache --solver --evaluations --warm-start"
-    " --quantile --samples --force --lp",
+    SEARCH: "--time-limit --gap --top --seed --objective --engine --workers --no-cache --solver --evaluations"
+    " --warm-start --quantile --samples --force --lp",
     OUTPUT: "--json -q --save --save-profile --save-measurement --save-run --save-trace --report --gantt --chart --csv"
     " --figure --write --from --to --trace --log --write-model --solution --out --library --scripts --script",
 }
@@ -28,7 +29,8 @@ _ELSEWHERE = {
     "evaluate": {RUN: "--log"},
 }
 _RESEARCH = {
-    "solve": "--engine --objective --solver --write-model --force --evaluations --warm-start --quantile --samples --workers --log",
+    "solve": "--engine --objective --solver --write-model --force --evaluations --warm-start --quantile --samples"
+    " --workers --log",
     "frontier": "--engine --objective --workers --placement",
     "compare": "--objective",
     "simulate": "--engine --objective",

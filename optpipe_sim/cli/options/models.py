@@ -1,4 +1,5 @@
-"""The options of models and machines that `estimate`, `advise`, `evaluate` and `profile` share, beside those of `fields`."""
+"""The options of models and machines that `estimate`, `advise`, `evaluate` and `profile` share, beside those of
+`fields`."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def add_work(parser: argparse.ArgumentParser, *only: str, **changes: Any) -> Non
 
 
 def run_options(arguments: argparse.Namespace, model: Model) -> dict[str, Any]:
-    """Return the fields of `Layout` and `Work` that a command was given, as `estimate`, `evaluate` and `advise` take them."""
+    """Return the fields of `Layout` and `Work` that a command was given, as `estimate`, `evaluate` and `advise`
+    take them."""
     options = given(arguments, Layout, Work)
     return {**options, "imbalance": _imbalance_of(arguments, model)}
 

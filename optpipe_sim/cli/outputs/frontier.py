@@ -51,8 +51,8 @@ def show_frontier(
     if alike is not None and alike.result is not None and alike.result.trace is not None:
         notes = alike.result.trace.profile.execution_notes
         text = (
-            f"≈: in reality a toss-up; differences replayed as {notes['name']} were within ±{notes['between']:.1%} of measured ones in four"
-            " cases of five (docs/how-true.md)"
+            f"≈: in reality a toss-up; differences replayed as {notes['name']} were within ±{notes['between']:.1%}"
+            " of measured ones in four cases of five (docs/how-true.md)"
         )
         out.print(Text(text, "dim"), soft_wrap=True)
     short = sum(point.untried > 0 for point in curve.points)

@@ -179,8 +179,8 @@ def _show_imbalance(out: Out, profile: CostProfile) -> None:
     if "time" in found:
         (least, most), (fewer, more) = found["time"], found["act"]
         text += (
-            f" ({found['low']:.3g} to {found['high']:.3g}: {least - 1:+.0%} to {most - 1:+.0%} of the work, {fewer - 1:+.0%} to"
-            f" {more - 1:+.0%} of the activations)"
+            f" ({found['low']:.3g} to {found['high']:.3g}: {least - 1:+.0%} to {most - 1:+.0%} of the work,"
+            f" {fewer - 1:+.0%} to {more - 1:+.0%} of the activations)"
         )
     if found.get("capacity"):
         dropped = "are computed, padded" if found["padded"] else "at most are computed"

@@ -121,8 +121,8 @@ def show_beside(out: Out, found: Beside, best: Trace) -> None:
         return
     steady = found.steady
     text = (
-        f"{steady.plan.name}: where costs are off ({found.draws} draws) {steady.regret:.1%} behind the fastest of {found.plans} plans"
-        " whose difference is a toss-up"
+        f"{steady.plan.name}: where costs are off ({found.draws} draws) {steady.regret:.1%} behind the fastest of"
+        f" {found.plans} plans whose difference is a toss-up"
     )
     if steady.plan.trace is not best:
         text += f", the best found {found.best.regret:.1%}"

@@ -10,8 +10,8 @@ from .show import Out, plain_table
 
 
 def answer_text(profile: CostProfile) -> str:
-    """Return the answer of what measures or estimates a profile: a microbatch on the slowest stage, and what the fullest
-    device holds before any activation."""
+    """Return the answer of what measures or estimates a profile: a microbatch on the slowest stage, and what the
+    fullest device holds before any activation."""
     stages = profile.stages
     slowest = max(range(len(stages)), key=lambda at: stages[at].t_f_ns + stages[at].fused_ns)
     cost = stages[slowest]

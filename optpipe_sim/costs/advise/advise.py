@@ -25,19 +25,9 @@ from .space import Question, as_choices
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 Several = int | Sequence[int]
-# of `Work`: what only a configuration in use has
-_SEVERAL = (
-    "cuda_graphs",
-    "cuda_graph_modules",
-    "grad_reduce_in_bf16",
-    "accumulate_grads_in_fp32",
-    "weights_in_fp32",
-    "loss_fusion",
-    "pairs",
-)
 
 
-@takes(Work, without=_SEVERAL)
+@takes(Work, without=["pairs"])  # none of its schedules has any
 def advise(
     model: Model | Source,
     machine: Machine | Source,
@@ -91,8 +81,8 @@ def advise(
         on_progress: called with what is going on, how much of it is done, and of how much. `on_wait`: called
             before the engines are compiled, once on a machine, which takes longer than `time_limit`.
         pp, tp, cp, dp, ep, zero, microbatch, chunks: what may be chosen, a number or several; see
-            `layout.Layout` and `estimate`; `etp`, too, which is one size unless given. By default whatever divides; devices share
-            sequences (cp) where each has 8,192 tokens of one at least.
+            `layout.Layout` and `estimate`; `etp`, too, which is one size unless given. By default whatever divides;
+            devices share sequences (cp) where each has 8,192 tokens of one at least.
         slices, slice_by: slices of each sequence, a number, several, or ``auto``: those with 8,192 tokens per
             device at least; of equal ``length`` or ``time``.
         execution: as for `evaluate`.

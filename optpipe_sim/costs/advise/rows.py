@@ -58,8 +58,8 @@ class Point(NamedTuple):
 
 
 class Steady(NamedTuple):
-    """The plan to run, out of some whose difference is a toss-up: how far it is behind the fastest of them, as a share, in the mean
-    of some draws of costs that may be off, and how far the best row is."""
+    """The plan to run, out of some whose difference is a toss-up: how far it is behind the fastest of them, as a
+    share, in the mean of some draws of costs that may be off, and how far the best row is."""
 
     row: Row
     regret: float
@@ -220,11 +220,11 @@ class Advice:
 
     def _repr_html_(self) -> str:
         """Return the rows as a table, the best as a picture, for notebooks."""
-        rows = {
-            f"{at + 1}. {row.choice}, {row.schedule}": f"{format_time(row.iteration_ns)}, MFU {row.mfu_causal:.1%} (causal),"
-            f" {format_size(row.peak_bytes)}"
-            for at, row in enumerate(self.rows)
-        }
+        rows = {}
+        for at, row in enumerate(self.rows, 1):
+            time, size = format_time(row.iteration_ns), format_size(row.peak_bytes)
+            what = f"{time}, MFU {row.mfu_causal:.1%} (causal), {size}"
+            rows[f"{at}. {row.choice}, {row.schedule}"] = what
         rows |= {"how sure": self.basis, "doubts": "; ".join(self.doubts(self.rows[0])) or "none"}
         return html_table(rows) + self.rows[0]._repr_html_()
 
@@ -247,7 +247,8 @@ class Advice:
 
     @cached_property
     def steady(self) -> Steady | None:
-        """Which of the rows whose difference to the best is a toss-up is least behind where costs are off; None where none is."""
+        """Which of the rows whose difference to the best is a toss-up is least behind where costs are off; None
+        where none is."""
         most = self.rows[0].iteration_ns * (1 + toss_up(self.rows[0].trace))
         near = [row for row in self.rows if row.iteration_ns <= most][: 1 + MOST_PLANS]
         if len(near) == 1 or sum(len(row.trace.schedule) for row in near) > MOST_OPS:

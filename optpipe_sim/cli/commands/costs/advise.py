@@ -80,7 +80,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "per_stage",
         "seed",
         "time_limit",
-        treatments="allowed treatments of activations, out of keep,offload,recompute; default: all; --recompute says which levels",
+        treatments="allowed treatments of activations, out of keep,offload,recompute; default: all; --recompute"
+        " says which levels",
         per_stage="only plans that treat all activations of a stage alike, as frameworks require",
         time_limit="seconds in all (20)",
     )
@@ -356,8 +357,8 @@ def _steady(found: Advice, best: Row) -> str:
         "the best row" if row is best else f"{row.schedule} (v {row.choice.chunks}) on {row.choice}"
     )
     text = (
-        f"{what}: where costs are off ({steady.draws} draws) {steady.regret:.1%} behind the fastest of {steady.plans} rows whose"
-        " difference is a toss-up"
+        f"{what}: where costs are off ({steady.draws} draws) {steady.regret:.1%} behind the fastest of"
+        f" {steady.plans} rows whose difference is a toss-up"
     )
     return text if row is best else f"{text}, the best row {steady.regret_of_best:.1%}"
 

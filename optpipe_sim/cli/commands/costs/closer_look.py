@@ -7,14 +7,16 @@ import shlex
 from typing import TYPE_CHECKING
 
 from ....costs.work import Work
+from ....option_fields import options_of
 from ...options.fields import as_words
 
 if TYPE_CHECKING:
     from ....costs.advise.rows import Row
 
 
+_CHOSEN = ("microbatch", "seq", "recompute", "slices", "slice_by", "pairs", "imbalance")
 # how layers run, as `evaluate`, `advise` and `estimate` take it from one another
-AS_RUN = ("flash", "dtype", "exchange", "context", "sequence_parallel", "overlap")
+AS_RUN = tuple(name for name in options_of(Work) if name not in _CHOSEN)
 
 
 def next_commands(arguments: argparse.Namespace, best: Row) -> list[str]:

@@ -36,8 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lengths",
         metavar="F",
-        help="a file with the lengths of the sequences of each microbatch, a line per microbatch: the profile's microbatches then"
-        " differ, and solve searches their order too (default: all are of --seq tokens)",
+        help="a file with the lengths of the sequences of each microbatch, a line per microbatch: the profile's"
+        " microbatches then differ, and solve searches their order too (default: all are of --seq tokens)",
     )
     parser.add_argument(
         "--levels",
@@ -211,8 +211,9 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
     if not profile.alike:
         longer, sizes = ([float(one) for one in row] for row in zip(*profile.factors, strict=True))
         out.print(
-            f"{len(longer)} microbatches that differ: {min(longer):.2f} to {max(longer):.2f} times the compute of the usual one,"
-            f" {min(sizes):.2f} to {max(sizes):.2f} times its memory; their order matters: solve -m {len(longer)}",
+            f"{len(longer)} microbatches that differ: {min(longer):.2f} to {max(longer):.2f} times the compute of"
+            f" the usual one, {min(sizes):.2f} to {max(sizes):.2f} times its memory; their order matters: solve -m"
+            f" {len(longer)}",
             soft_wrap=True,
         )
     if profile.offload is not None and profile.offload.nvme is not None:
@@ -253,8 +254,8 @@ def _pairs_text(profile: CostProfile) -> str:
         else ""
     )
     return (
-        f"an F and a backward of stage {stage} as one op take {format_time(hidden)} less than one after the other{share};"
-        " in the warm-up, in the cool-down and in schedules without pairs nothing is hidden"
+        f"an F and a backward of stage {stage} as one op take {format_time(hidden)} less than one after the"
+        f" other{share}; in the warm-up, in the cool-down and in schedules without pairs nothing is hidden"
     )
 
 

@@ -100,9 +100,9 @@ def _fit(arguments: argparse.Namespace, out: Out) -> int:
     out.result({"execution": execution_to_json(found), "runs": rows, "files": files})
     issue = found.issue("split-interleaved")
     out.print(
-        f"{found.name}: ops take {format_time(issue.op_ns)} beside their kernels, B and W apart {float(issue.split) - 1:+.0%};"
-        f" messages of plain schedules: {found.issue('plain').links}, of interleaved ones {found.issue('interleaved').links}, of those"
-        f" with B and W apart {issue.links}",
+        f"{found.name}: ops take {format_time(issue.op_ns)} beside their kernels, B and W apart"
+        f" {float(issue.split) - 1:+.0%}; messages of plain schedules: {found.issue('plain').links}, of"
+        f" interleaved ones {found.issue('interleaved').links}, of those with B and W apart {issue.links}",
         soft_wrap=True,
     )
     out.print()
@@ -121,9 +121,15 @@ def _fit(arguments: argparse.Namespace, out: Out) -> int:
     out.print()
     if found.between is None:
         kinds = len({run.name for run in runs})
-        said = f"how far it is off is not known: that needs {FEWEST} schedules, of which one is left out in turn, not {kinds}"
+        said = (
+            f"how far it is off is not known: that needs {FEWEST} schedules, of which one is left out in turn,"
+            f" not {kinds}"
+        )
     else:
-        said = f"each schedule left out in turn, four of five times are within {found.common:.1%}, differences within {found.between:.1%}"
+        said = (
+            f"each schedule left out in turn, four of five times are within {found.common:.1%}, differences"
+            f" within {found.between:.1%}"
+        )
     out.print(Text(said, "dim"), soft_wrap=True)
     written(out, files)
     if arguments.save:

@@ -37,9 +37,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=SOURCES,
         help="hf-config: a config.json of Hugging Face, to a model; torch-trace: Kineto traces of"
         " torch.profiler, one per rank, to a profile and a measured trace; megatron-log: the"
-        " log of Megatron-LM, to a profile; megatron-vpp: the result folder of its VPP simulator, to a profile; megatron-spans: its"
-        " OpenTelemetry spans, to the time of an iteration; torchtitan-activations: the log of graph_trainer's memory policy, to"
-        " bytes of each layer",
+        " log of Megatron-LM, to a profile; megatron-vpp: the result folder of its VPP simulator, to a profile;"
+        " megatron-spans: its OpenTelemetry spans, to the time of an iteration; torchtitan-activations: the log"
+        " of graph_trainer's memory policy, to bytes of each layer",
     )
     parser.add_argument(
         "--save", metavar="F.yaml", help="write the model or the profile that was read"

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from ....profile import CostProfile
     from ...outputs.show import Out
 
-EXAMPLE = "optpipe-sim profile --model experiments/models/tiny-llama.yaml --device cpu --stages 2 --seq 256 --save tiny.yaml"
+EXAMPLE = (
+    "optpipe-sim profile --model experiments/models/tiny-llama.yaml --device cpu --stages 2 --seq 256"
+    " --save tiny.yaml"
+)
 SUMMARY = "measure a profile here, stage by stage (or count its bytes without a device)"
 FAKE_MACHINE = "h100-sxm"
 

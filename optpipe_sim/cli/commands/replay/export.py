@@ -51,8 +51,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=framework,
         choices=tuple(FORMATS),
         help="torch-csv: compute orders for torch.distributed.pipelining; perfetto: a trace for"
-        " https://ui.perfetto.dev; megatron, torchtitan, graph-trainer (an experiment of torchtitan): the plan in their options; te: its offloads"
-        " as calls of TransformerEngine",
+        " https://ui.perfetto.dev; megatron, torchtitan, graph-trainer (an experiment of torchtitan): the plan in"
+        " their options; te: its offloads as calls of TransformerEngine",
     )
     parser.add_argument(
         "-o",

@@ -58,8 +58,8 @@ NOTHING_BESIDE: dict[str, None] = {"plainest": None, "steady": None}
 def plain_beside(
     profile: CostProfile, best: Trace, names: Sequence[str] | None = None
 ) -> Beside | None:
-    """Return what stands beside the best plan: see `steady.beside`; None for plans over slices, and very large ones. `names`: only
-    these schedules."""
+    """Return what stands beside the best plan: see `steady.beside`; None for plans over slices, and very large
+    ones. `names`: only these schedules."""
     from ....solvers.steady import beside
 
     if len(best.schedule) > MANY_OPS or profile.slices > 1:
@@ -94,8 +94,9 @@ def refuse(
 
 
 def _ways_out(arguments: argparse.Namespace, profile: CostProfile) -> list[str]:
-    """Return what would fit, each as a replay of what a short search found: the question without each of its restrictions
-    (or without all of them, where one is not enough), and a limit little above the least of any schedule."""
+    """Return what would fit, each as a replay of what a short search found: the question without each of its
+    restrictions (or without all of them, where one is not enough), and a limit little above the least of any
+    schedule."""
     from ....solvers.axes import candidate_shapes
     from ....units import parse_size, size_above
 

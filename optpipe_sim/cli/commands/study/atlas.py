@@ -27,7 +27,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         choices=ACTIONS,
-        help="list instances; get one's profile and schedule; check schedules and bounds; submit a better schedule or bound",
+        help="list instances; get one's profile and schedule; check schedules and bounds; submit a better"
+        " schedule or bound",
     )
     parser.add_argument(
         "item",
@@ -46,7 +47,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--gap",
         metavar="SHARE",
         type=share,
-        help="list: only those whose best schedule is further above its bound than this, as 1%%, or that have no schedule",
+        help="list: only those whose best schedule is further above its bound than this, as 1%%, or that have no"
+        " schedule",
     )
     parser.add_argument(
         "--instance", metavar="NAME", help="submit: the instance that it is for, PROFILE@LIMIT"
@@ -189,7 +191,8 @@ def _get(arguments: argparse.Namespace, out: Out) -> int:
     show.line(
         out,
         "pipeline",
-        f"{counted(one.devices, 'device')}, {counted(one.chunks, 'chunk')} each, {one.microbatches} microbatches, {one.limit} per device",
+        f"{counted(one.devices, 'device')}, {counted(one.chunks, 'chunk')} each, {one.microbatches} microbatches,"
+        f" {one.limit} per device",
     )
     for what, record in (("best known", one.best), ("bound", one.bound)):
         if record is not None:
