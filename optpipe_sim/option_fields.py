@@ -80,28 +80,35 @@ def listing(parameters: Iterable[Parameter]) -> Callable[[_Function], _Function]
     return decorate
 
 
-def parameters_of(*kinds: type, without: Iterable[str] = (), **defaults: Any) -> list[Parameter]:
-    """Return the options of dataclasses as keyword parameters; `defaults`: in the place of the fields' own."""
-    return [
-        Parameter(
-            name,
-            Parameter.KEYWORD_ONLY,
-            default=defaults.get(name, Parameter.empty if one.default is MISSING else one.default),
-            annotation=one.type,
-        )
-        for name, one in options_of(*kinds).items()
-        if name not in without
-    ]
+def parameters_of(
+    *kinds: type, without: Iterable[str] = (), several: Iterable[str] = (), **defaults: Any
+) -> list[Parameter]:
+    """Return the options of dataclasses as keyword parameters.
+
+    Args:
+        several: those that may have several values to choose from; None, their default: all that make sense.
+        defaults: in the place of the fields' own.
+    """
+    found = []
+    for name, one in options_of(*kinds).items():
+        usual = defaults.get(name, Parameter.empty if one.default is MISSING else one.default)
+        kind: Any = one.type
+        if name in several:
+            each = str(one.type).removesuffix(" | None")
+            usual, kind = None, f"{each} | Sequence[{each}] | None"
+        if name not in without:
+            found.append(Parameter(name, Parameter.KEYWORD_ONLY, default=usual, annotation=kind))
+    return found
 
 
 def takes(
-    *kinds: type, without: Iterable[str] = (), **defaults: Any
+    *kinds: type, without: Iterable[str] = (), several: Iterable[str] = (), **defaults: Any
 ) -> Callable[[_Function], _Function]:
     """Let a function with ``**options`` take the fields of `kinds`, and no other keyword.
 
     Its signature then has each of them, and its docstring what each means, in the place of the paragraph that
-    begins with ``options: the fields of``, unless it says that itself. `defaults`: those that it has instead of the
-    fields' own.
+    begins with ``options: the fields of``, unless it says that itself. `several`, `defaults`: see
+    `parameters_of`.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -114,7 +121,8 @@ def takes(
                     )
             return function(*args, **{**defaults, **options})
 
-        made = listing(parameters_of(*kinds, without=without, **defaults))(checked)
+        taken = parameters_of(*kinds, without=without, several=several, **defaults)
+        made = listing(taken)(checked)
         known = signature(made).parameters
         made.__doc__ = _documented(
             function.__doc__ or "",

@@ -56,6 +56,18 @@ def test_a_function_takes_the_fields_and_no_others() -> None:
             two(1, **{name: 1})
 
 
+def test_one_of_several_may_be_chosen() -> None:
+    @takes(Two, several=["size"], without=["fast"])
+    def chosen(**options: object) -> dict[str, object]:
+        return options
+
+    (shown,) = inspect.signature(chosen).parameters.values()
+    assert (shown.default, shown.annotation) == (None, "int | Sequence[int] | None")
+    assert chosen(size=(1, 2)) == {"size": (1, 2)}
+    with pytest.raises(TypeError, match="'fast'"):
+        chosen(fast=True)
+
+
 def test_a_docstring_says_what_each_means() -> None:
     assert (
         two.__doc__

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field
 from typing import Any, get_type_hints
 
-from ...errors import OptPipeError
 from ...option_fields import how, options_of
 from .groups import RUN, VARY
-from .kinds import count, counts, names
+from .kinds import by, count, counts, names
 
 
 def add_fields(
@@ -92,7 +91,7 @@ def _keywords(kind: type, one: Field[Any], changes: dict[str, Any]) -> dict[str,
     if said.bare is not None:
         found |= {"nargs": "?", "const": said.bare}
     if "type" not in changes:
-        read = text and _reading(one.name, text)
+        read = text and by(one.name)(text)
         if annotated in (int, int | None):
             read = int if said.choices else count
         elif read is None and annotated == tuple[str, ...]:
@@ -126,16 +125,3 @@ def _with_default(help: str, usual: Any) -> str:
 
 def _percent(text: str) -> str:
     return text.replace("%", "%%")
-
-
-def _reading(name: str, read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Let what reads a value refuse it as argparse does, without the option's name, which it prints itself."""
-
-    def checked(text: str) -> Any:
-        try:
-            return read(text)
-        except OptPipeError as error:
-            problem = str(error).removeprefix(f"{name}: ")
-            raise ArgumentTypeError(problem) from None
-
-    return checked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import TypeVar
 
 from ...errors import OptPipeError
 from ...units import Size, as_limit, has_unit, parse_instant, parse_size, size_text, written_size
@@ -17,6 +18,25 @@ FRAMEWORKS = {
     "torch-titan": "torchtitan",
 }
 MOST_REPEATS = 100_000  # of one measurement
+
+
+_Value = TypeVar("_Value")
+
+
+def by(name: str = "") -> Callable[[Callable[[str], _Value]], Callable[[str], _Value]]:
+    """Let what reads a value refuse it as argparse does, without the option's `name`, which it prints itself."""
+
+    def decorate(read: Callable[[str], _Value]) -> Callable[[str], _Value]:
+        def checked(text: str) -> _Value:
+            try:
+                return read(text)
+            except OptPipeError as error:
+                problem = str(error).removeprefix(f"{name}: ")
+                raise argparse.ArgumentTypeError(problem) from None
+
+        return checked
+
+    return decorate
 
 
 def count(text: str) -> int:
@@ -46,11 +66,7 @@ def count_to(most: int) -> Callable[[str], int]:
     return limited
 
 
-def chunks(text: str) -> int | str:
-    return text if text in ("any", "profile") else count(text)
-
-
-def slices(text: str) -> int | str:
+def count_or_any(text: str) -> int | str:
     return text if text in ("any", "profile") else count(text)
 
 
@@ -113,14 +129,12 @@ def noise(text: str) -> dict[str, float]:
     return found
 
 
+@by("margin")
 def margin(text: str) -> object:
     """``copies=10%,ops=5%,memory=3%``, or some of these."""
     from ...solvers.margins.shares import as_margins
 
-    try:
-        return as_margins(text)
-    except OptPipeError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("margin: ")) from None
+    return as_margins(text)
 
 
 def framework(text: str) -> str:
@@ -128,29 +142,23 @@ def framework(text: str) -> str:
     return FRAMEWORKS.get(text.lower(), text)
 
 
+@by()
 def size(text: str) -> Size:
     """Parse a size; with a unit it stays as it was written."""
-    try:
-        return written_size(text)
-    except OptPipeError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return written_size(text)
 
 
+@by()
 def real_size(text: str) -> Size:
     """Parse a memory limit for a real model: below 1 MiB it needs its unit."""
-    try:
-        as_limit("", written_size(text))
-    except OptPipeError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix(": ")) from None
+    as_limit("", written_size(text))
     return size(text)
 
 
+@by()
 def instant(text: str) -> str:
     """``10%`` of the iteration, ``120ms`` or plain nanoseconds, as it was written."""
-    try:
-        parse_instant(text)
-    except OptPipeError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    parse_instant(text)
     return text
 
 

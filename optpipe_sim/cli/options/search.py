@@ -9,12 +9,11 @@ from ...solvers.options import KINDS, SolveOptions
 from .fields import add_fields
 from .kinds import (
     MOST_PROCESSES,
-    chunks,
+    count_or_any,
     count_to,
     margin,
     seconds,
     share,
-    slices,
     treatments,
     whole,
     yes_or_no,
@@ -30,9 +29,9 @@ _TYPED: dict[str, dict[str, Any]] = {
     "treatments": {"type": treatments},
     "pairs": {"type": yes_or_no},
     "margin": {"type": margin},
-    "chunks": {"type": chunks, "metavar": "V|any|profile"},
+    "chunks": {"type": count_or_any, "metavar": "V|any|profile"},
     "placement": {"default": None, "choices": ("loop", "vee")},
-    "slices": {"type": slices, "default": None, "metavar": "N|any|profile"},
+    "slices": {"type": count_or_any, "default": None, "metavar": "N|any|profile"},
 }
 _OF_ALL = [
     *("engine", "objective", "time_limit", "gap", "seed", "workers"),

@@ -13,6 +13,7 @@ from ...solvers.options import TREATMENTS
 from ...units import Size, as_limit
 from ..calibrate import Calibration
 from ..imbalance import for_any_ep
+from ..layout import Layout
 from ..machine_files import load_machine
 from ..machines import Machine
 from ..model_files import load_model
@@ -27,7 +28,12 @@ Source = str | os.PathLike[str] | Mapping[str, Any]
 Several = int | Sequence[int]
 
 
-@takes(Work, without=["pairs"])  # none of its schedules has any
+# what may be chosen out of several, and what no choice has, as none of its schedules has pairs
+CHOSEN = ("tp", "cp", "dp", "ep", "etp", "zero", "chunks", "microbatch")
+LEFT_OUT = ("devices", "placement", "layers", "pairs")
+
+
+@takes(Layout, Work, without=LEFT_OUT, several=CHOSEN, slice_by="time")
 def advise(
     model: Model | Source,
     machine: Machine | Source,
@@ -49,16 +55,7 @@ def advise(
     on_progress: OnProgress | None = None,
     on_wait: Callable[[], None] = lambda: None,
     pp: Several | None = None,
-    tp: Several | None = None,
-    cp: Several | None = None,
-    dp: Several | None = None,
-    ep: Several | None = None,
-    etp: Several | None = None,
-    zero: Several | None = None,
-    microbatch: Several | None = None,
-    chunks: Several | None = None,
     slices: Several | str = 1,
-    slice_by: str = "time",
     execution: Execution | str = "ideal",
     **options: Any,
 ) -> Advice:
@@ -80,13 +77,12 @@ def advise(
         calibration: what `calibrate` returned; its rates are used, and its errors reported.
         on_progress: called with what is going on, how much of it is done, and of how much. `on_wait`: called
             before the engines are compiled, once on a machine, which takes longer than `time_limit`.
-        pp, tp, cp, dp, ep, zero, microbatch, chunks: what may be chosen, a number or several; see
-            `layout.Layout` and `estimate`; `etp`, too, which is one size unless given. By default whatever divides;
-            devices share sequences (cp) where each has 8,192 tokens of one at least.
-        slices, slice_by: slices of each sequence, a number, several, or ``auto``: those with 8,192 tokens per
-            device at least; of equal ``length`` or ``time``.
+        pp: devices along the pipeline: what may be chosen, a number or several, as of each field of `Layout` and
+            `microbatch`. By default whatever divides; `etp` is one size unless given, and devices share sequences
+            (cp) where each has 8,192 tokens of one at least.
+        slices: of each sequence, a number, several, or ``auto``: those with 8,192 tokens per device at least.
         execution: as for `evaluate`.
-        options: the fields of `Work`, as for `estimate`; an imbalance of a file is for `evaluate`.
+        options: the fields of `Layout` and `Work`, as for `estimate`; an imbalance of a file is for `evaluate`.
 
     Raises:
         OutOfMemory: where nothing fits; names what needs the least.
@@ -97,18 +93,9 @@ def advise(
     if calibration is not None:
         machine = machine.with_rates(calibration.rates)
     _check(top, margin)
-    lists = {
-        "pp": pp,
-        "tp": tp,
-        "cp": cp,
-        "dp": dp,
-        "ep": ep,
-        "etp": etp,
-        "zero": zero,
-        "microbatch": microbatch,
-        "chunks": chunks,
-    }
+    lists = {"pp": pp, **{key: options.pop(key, None) for key in CHOSEN}}
     listed = {key: as_choices(key, value) for key, value in lists.items() if value is not None}
+    slice_by = options.pop("slice_by")
     if isinstance(slices, str) and slices != "auto":
         raise OptPipeError(f"slices: expected auto or numbers of at least 1, got {slices!r}")
     allowed = as_choices("treatments", treatments) or TREATMENTS
