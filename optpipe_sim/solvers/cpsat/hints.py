@@ -1,4 +1,4 @@
-"""Hints: the times of a known schedule for a CP-SAT model."""
+"""Hints: the times and the treatments of a known schedule for a CP-SAT model."""
 
 from __future__ import annotations
 
@@ -9,72 +9,25 @@ import numpy as np
 from ...ops import BW, B, C, F, O, Op, R, W
 from ...schedule import Schedule
 from ...trace import Trace
-from .model import Model
-from .treated import Activation, TreatedModel
+from .model import Activation, Model
 
 
 def hint(model: Model, trace: Trace) -> None:
-    """Hint the times of every op, the offloads and the fused backwards.
-
-    If a stage runs microbatches out of order, its F's, B's and W's are assigned to microbatches in
-    order and its copies follow their F; the solver has to repair constraints that this violates. A
-    BW that the model has as B and W is split.
-    """
-    cp, unit = model.cp, model.unit_ns
-    costs = model.problem.profile
-    starts: dict[Op, int] = {}
-    fused = set()
-    for op, _, start, *_ in trace.spans:
-        kind, s, j = op
-        if kind is BW:
-            fused.add((s, j))
-            starts[Op(B, s, j)] = start
-            duration = (
-                costs.stages[s].t_b_ns if (s, j) not in model.fused else costs.stages[s].fused_ns
-            )
-            starts[Op(W, s, j)] = start + duration
-        else:
-            starts[op] = start
-    whose = _ranks(model, starts)
-    moved = {(s, whose[s][j]) for kind, s, j in starts if kind is O}
-    for s in model.stages:
-        for kind in (F, B, W):
-            for j, start in enumerate(sorted(starts[Op(kind, s, j)] for j in model.microbatches)):
-                cp.add_hint(model.start[Op(kind, s, j)], start // unit)
-    for (s, j), literal in model.moved.items():
-        cp.add_hint(literal, (s, j) in moved)
-        at = whose[s].index(j)
-        out = starts.get(Op(O, s, at), starts[Op(F, s, at)])
-        back = starts.get(Op(R, s, at), starts[Op(B, s, at)])
-        cp.add_hint(model.start[Op(O, s, j)], out // unit)
-        cp.add_hint(model.start[Op(R, s, j)], back // unit)
-    for pair, literal in model.fused.items():
-        cp.add_hint(literal, pair in fused)
-    cp.add_hint(model.cost, min(trace.cost_ns // unit, model.horizon))
-
-
-def _ranks(model: Model, starts: dict[Op, int]) -> list[list[int]]:
-    """Return, per stage and microbatch, how many F's of the stage come before its own."""
-    ranks = []
-    for s in model.stages:
-        times = sorted(starts[Op(F, s, j)] for j in model.microbatches)
-        ranks.append([times.index(starts[Op(F, s, j)]) for j in model.microbatches])
-    return ranks
-
-
-def hint_treated(model: TreatedModel, trace: Trace) -> None:
-    """Hint the times and the treatments of a schedule; microbatches by their order at stage 0."""
-    cp, unit, schedule = model.cp, model.unit_ns, trace.schedule
+    """Hint the times and the treatments of a schedule; microbatches by their order at stage 0. Where that violates a
+    constraint the solver has to repair it."""
+    cp, schedule, n = model.cp, trace.schedule, model.problem.shape.slices
     spans = {span.op: span for span in trace.spans}
-    n, number = model.problem.shape.slices, {}
     first = sorted(
-        model.microbatches[::n], key=lambda j: spans[model.op(F, 0, j)].start_ns
+        model.units[::n], key=lambda j: spans[model.op(F, 0, j)].start_ns
     )  # of each microbatch its first slice
-    for new, old in zip(model.microbatches[::n], first, strict=True):
-        for part in range(n):
-            for s in model.stages:
-                _hint_activation(model, spans, schedule, (s, new + part), (s, old + part))
-                number[old + part] = new + part
+    number = {
+        old + part: new + part
+        for new, old in zip(model.units[::n], first, strict=True)
+        for part in range(n)
+    }
+    for old, new in number.items():
+        for s in model.stages:
+            _hint_activation(model, spans, schedule, (s, new), (s, old))
     rows = np.flatnonzero(schedule.paired)
     _, stages, units = schedule.table.T.tolist()
     paired = {
@@ -83,25 +36,31 @@ def hint_treated(model: TreatedModel, trace: Trace) -> None:
     }  # fmt: skip
     for pair, literal in model.pairs.items():
         cp.add_hint(literal, pair in paired)
-    cp.add_hint(model.cost, min(trace.cost_ns // unit, model.horizon))
+    cp.add_hint(model.cost, min(trace.cost_ns // model.unit_ns, model.horizon))
 
 
 def _hint_activation(
-    model: TreatedModel, spans: dict[Op, Any], schedule: Schedule, new: Activation, old: Activation
+    model: Model, spans: dict[Op, Any], schedule: Schedule, new: Activation, old: Activation
 ) -> None:
-    cp, unit, op = model.cp, model.unit_ns, model.op
+    cp, op = model.cp, model.op
     whole = op(BW, *old) in spans
     back = spans[op(BW if whole else B, *old)]
     number = int(schedule.levels.table[old])
     name = schedule.levels.names[number - 1] if number else None
     names = [None, *(level.name for level in model.problem.profile.stages[old[0]].recompute)]
-    starts = {F: spans[op(F, *old)].start_ns, B: back.start_ns, W: back.end_ns}
+    end = back.end_ns
+    if whole and new not in model.fused:  # a BW that the model has as B and W
+        end = back.start_ns + model.duration(B, new) * model.unit_ns
+    begin = spans[op(F, *old)].start_ns
+    # what is absent has a place, too
+    starts = {F: begin, B: back.start_ns, W: end, C: back.start_ns, O: begin, R: back.start_ns}
     for kind in (W, C, O, R):
         if op(kind, *old) in spans:
             starts[kind] = spans[op(kind, *old)].start_ns
     for kind, start in starts.items():
-        if op(kind, *new) in model.start:
-            cp.add_hint(model.start[op(kind, *new)], start // unit)
+        variable = model.start.get(op(kind, *new))
+        if variable is not None and variable is not model.end.get(op(B, *new)):
+            cp.add_hint(variable, start // model.unit_ns)
     if new in model.fused:
         cp.add_hint(model.fused[new], whole)
     if new in model.behind:
@@ -109,7 +68,7 @@ def _hint_activation(
         cp.add_hint(model.behind[new], schedule.row(op(O, *old)) > last)
     if model.problem.per_stage and new[1] >= model.problem.shape.slices:
         return
-    for at, literal in enumerate(model.level[new]):
+    for at, literal in enumerate(model.level.get(new, ())):
         cp.add_hint(literal, names[at] == name)
     if new in model.apart:
         cp.add_hint(model.apart[new], op(C, *old) in spans)

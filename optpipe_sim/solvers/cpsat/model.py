@@ -1,17 +1,23 @@
-"""The problem as a CP-SAT model: an interval per op; intervals of copies are optional.
+"""The problem as one CP-SAT model: its variables, and the schedule that their values are.
 
-The model states the rules of docs/semantics.md: one interval for each F, B, W (and a choice of BW
-where fusing is cheaper); O and R as optional intervals with one literal per activation; data flow
-with P2P latencies; no overlap on a compute stream, a copy engine or a host link; the memory limit
-of each device (`memory`); the order of microbatches (`order`); the cost.
+An interval per op, optional where the op is: O and R of what may be offloaded, C of what may be recomputed, W of what may be a
+BW. Per activation a literal for each level of recomputation (none where there is nothing to choose), one for a recomputation
+apart, one for an offload, one for a BW; per forward and backward that may be one op a literal that they are. What ops
+take, allocate and release comes from the table of ops (`op_table`). `constraints` states the rules of
+docs/semantics.md, each in a function of its name.
 
-The model relaxes the semantics in two places, so that its bound is valid and only the replay gives
-the cost of a schedule: serial links count as latency, and with the objective ``span`` a device may
-delay its first op (unless `Model.heads` are known and requested).
+The model relaxes the semantics, so that its bound is valid and only the replay gives the cost of a
+schedule: serial and blocking links count as latency, and with the objective ``span`` a device may
+delay its first op (unless `constraints.first_ops_at_once`).
+
+With slices, an offload may leave keys and values behind, or take them along and wait for the F of its
+microbatch's last slice. Which of the two a program means follows from its order alone (`op_costs`). The
+model lets the former start at any time, which is wider than the semantics where that O is late.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -21,10 +27,14 @@ from typing import Any
 import numpy as np
 from ortools.sat.python import cp_model
 
-from ...ops import BW, COMPUTE, B, F, O, Op, OpKind, R, W
+from ...op_table import KEEP, OpTable, inside
+from ...ops import BW, B, F, O, Op, OpKind
 from ...schedule import Schedule
-from ...sim.links import link_keys
 from ..problem import Problem, schedule_from_times
+from ..treatments import named_levels
+
+Activation = tuple[int, int]  # stage, unit: a microbatch, or a slice of one
+Literals = tuple[Any, ...]
 
 
 @dataclass
@@ -34,11 +44,18 @@ class Model:
     Attributes:
         unit_ns: one unit of time; durations are rounded down to it.
         horizon: the latest possible time.
-        start, end: of every op (also of optional copies and W's). interval: of every op that
-            occupies a resource.
-        moved: per (stage, unit), the literal of its offload; only if an offload can help.
-        present: per O and R, the literal of its presence.
-        fused: per (stage, unit), the literal of BW; only if BW is cheaper than B and W.
+        start, end: of every op, also of one that is absent. interval: of every op that occupies a resource.
+        present: of an op that may be absent, the literal that it is not.
+        level: per activation that may be recomputed, a literal per level; number 0: kept whole.
+        apart: of the same, the literal of an op C.
+        moved: per activation that may be offloaded, the literal that it is.
+        behind: per activation whose copies may take keys and values along or not, the literal that
+            they do.
+        fused: per activation, the literal of BW; only if that may be better than B and W.
+        size: of the ops whose duration is not fixed. own: of the same, what it is by itself; in a
+            pair the two last as long as that.
+        pairs: per forward and backward that may be one op, the literal that they are.
+        single: of each forward and backward that might be in a pair, the literal that it is not.
         both: literals of conjunctions, each made once.
         cost: the variable to minimize.
     """
@@ -50,47 +67,97 @@ class Model:
     start: dict[Op, Any] = field(default_factory=dict)
     end: dict[Op, Any] = field(default_factory=dict)
     interval: dict[Op, Any] = field(default_factory=dict)
-    moved: dict[tuple[int, int], Any] = field(default_factory=dict)
     present: dict[Op, Any] = field(default_factory=dict)
-    fused: dict[tuple[int, int], Any] = field(default_factory=dict)
+    level: dict[Activation, list[Any]] = field(default_factory=dict)
+    apart: dict[Activation, Any] = field(default_factory=dict)
+    moved: dict[Activation, Any] = field(default_factory=dict)
+    behind: dict[Activation, Any] = field(default_factory=dict)
+    fused: dict[Activation, Any] = field(default_factory=dict)
+    size: dict[Op, Any] = field(default_factory=dict)
+    own: dict[Op, Any] = field(default_factory=dict)
+    pairs: dict[tuple[Op, Op], Any] = field(default_factory=dict)
+    single: dict[Op, Any] = field(default_factory=dict)
     both: dict[tuple[int, ...], Any] = field(default_factory=dict)
     cost: Any = None
 
-    def duration_of(self, kind: int, stage: int) -> int:
-        """Return the duration of an op in units."""
-        return int(self.problem.profile.durations_ns[kind, stage]) // self.unit_ns
+    # -- the problem in the model's units ---------------------------------------------------------
 
     @property
     def stages(self) -> range:
         return range(self.problem.shape.stages)
 
     @property
-    def microbatches(self) -> range:
+    def units(self) -> range:
         """The units of the shape: microbatches, or their slices in order."""
         return range(self.problem.shape.units)
+
+    @property
+    def activations(self) -> Iterator[Activation]:
+        return ((s, j) for s in self.stages for j in self.units)
 
     def op(self, kind: OpKind, stage: int, unit: int) -> Op:
         """Return the op of a kind on a unit."""
         return self.problem.shape.op(kind, stage, unit)
 
-    @property
-    def latency(self) -> int:
-        """The P2P latency between devices, in units."""
-        return self.problem.profile.t_comm_ns // self.unit_ns
+    def latency(self, stage: int, other: int) -> int:
+        """The latency of a message between two stages, in units of time."""
+        place = self.problem.profile.placement
+        return self.problem.profile.t_comm_ns // self.unit_ns * (place[stage] != place[other])
 
     @cached_property
-    def binding(self) -> tuple[bool, ...]:
-        """Per device, whether its limit is below the memory of all microbatches together."""
-        return binding(self.problem)
+    def part_of(self) -> list[int]:
+        """The part of each unit: its place in `_tables`."""
+        return self.problem.profile.parts_of(self.problem.shape).tolist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def _tables(self) -> list[list[OpTable]]:
+        """The table of each part: with copies that leave keys and values behind, and with those
+        that take them along."""
+        tables = self.problem.profile.part_tables
+        parts = range(tables.asks.shape[1])
+        return [[OpTable(*(array[way, at] for array in tables)) for at in parts] for way in (0, 1)]
+
+    def table(self, unit: int, behind: bool = True) -> OpTable:
+        """Return what the ops of a unit cost."""
+        return self._tables[behind][self.part_of[unit]]
+
+    def duration(
+        self, kind: int, at: Activation, treatment: int = KEEP, behind: bool = True
+    ) -> int:
+        """Return the duration of an op under a treatment, in units of time."""
+        found = self.table(at[1], behind).duration_ns[kind, at[0], treatment]
+        return int(found) // self.unit_ns
+
+    def levels(self, stage: int) -> range:
+        """Return the levels of a stage, numbered from 1; empty if the problem does not allow
+        recomputation."""
+        few = len(self.problem.profile.stages[stage].recompute)
+        return range(1, 1 + few if self.problem.may_recompute else 1)
+
+    def modes(self, at: Activation) -> list[tuple[int, Literals]]:
+        """Return the levels of an activation, as treatments inside the backward, and the literals that say so."""
+        if at not in self.level:
+            return [(KEEP, ())]
+        ways = [KEEP, *map(inside, self.levels(at[0]))]
+        return [(way, (one,)) for way, one in zip(ways, self.level[at], strict=True)]
+
+    def ways(self, at: Activation) -> list[tuple[bool, Literals]]:
+        """Return how an activation may be copied, with or without keys and values, and the literals that
+        say so."""
+        if at not in self.behind:
+            return [(True, ())]
+        return [(True, (self.behind[at],)), (False, (~self.behind[at],))]
+
+    # -- variables --------------------------------------------------------------------------------
 
     def time(self, name: str) -> Any:
         """Make a variable for a time or a duration."""
         return self.cp.new_int_var(0, self.horizon, name)
 
     def conjunction(self, *literals: Any) -> Any:
-        """Return a literal that holds if and only if all of `literals` hold."""
-        if len(literals) == 1:
-            return literals[0]
+        """Return a literal that holds if and only if all of `literals` hold; 1 if there are none."""
+        if len(literals) < 2:
+            return literals[0] if literals else 1
         key = tuple(sorted(literal.index for literal in literals))
         if key not in self.both:
             one = self.both[key] = self.cp.new_bool_var("")
@@ -98,24 +165,43 @@ class Model:
             self.cp.add_bool_or(one, *(~literal for literal in literals))
         return self.both[key]
 
-    def starts_ns(self, value: Any) -> dict[Op, int]:
+    def after(self, first: Op, second: Op, *literals: Any, latency: int = 0) -> None:
+        """Let `second` start when `first` has ended, if all of `literals` hold."""
+        row = self.cp.add(self.start[second] >= self.end[first] + latency)
+        row.only_enforce_if(*literals)
+
+    # -- solutions --------------------------------------------------------------------------------
+
+    def starts_ns(self, value: Callable[[Any], int]) -> dict[Op, int]:
         """Return the start of each op in ns; `value` returns the value of a variable in a solution.
         Durations that were rounded down to a unit are not corrected: then only the order
         matters."""
-        found = {}
-        shape = self.problem.shape
+        found, shape = {}, self.problem.shape
         for op, start in self.start.items():
+            if op in self.present and not value(self.present[op]):
+                continue
             at = (op.stage, shape.unit(op))
-            whole = at in self.fused and value(self.fused[at])
-            there = value(self.present[op]) if op in self.present else not (whole and op.kind is W)
-            if there:
-                kind = BW if whole and op.kind is B else op.kind
-                found[shape.op(kind, *at)] = int(value(start)) * self.unit_ns
+            whole = op.kind is B and at in self.fused and value(self.fused[at])
+            found[self.op(BW if whole else op.kind, *at)] = int(value(start)) * self.unit_ns
+        for at, behind in self.behind.items():
+            out, last = self.op(O, *at), self.op(F, at[0], shape.last_slice(at[1]))
+            if out in found and not value(behind):  # its program is to have it before that F
+                found[out] = min(found[out], found[last] - 1)
         return found
 
-    def schedule(self, value: Any) -> Schedule:
+    def schedule(self, value: Callable[[Any], int]) -> Schedule:
         """Return the schedule of a solution; `value` returns the value of a variable in it."""
-        return schedule_from_times(self.problem, self.starts_ns(value))
+        starts = self.starts_ns(value)
+        chosen = np.zeros((len(self.stages), len(self.units)), np.int64)
+        for at, literals in self.level.items():
+            chosen[at] = next(level for level, one in enumerate(literals) if value(one))
+        pairs = {
+            forward: back if back in starts else back._replace(kind=BW)
+            for (forward, back), literal in self.pairs.items()
+            if value(literal)
+        }
+        levels = named_levels(self.problem.profile, chosen) if self.level else None
+        return schedule_from_times(self.problem, starts, levels, pairs)
 
 
 def binding(problem: Problem) -> tuple[bool, ...]:
@@ -139,22 +225,12 @@ def may_move(problem: Problem, stage: int) -> bool:
     return problem.may_offload and costs.stages[stage].offloadable > 0 and binding(problem)[device]
 
 
-def may_fuse(problem: Problem, stage: int) -> bool:
-    """Whether BW takes less time than B and W. If it does not, B directly followed by its W is
-    never worse: the previous stage gets its gradient sooner, and the device and its memory are
-    free at the same time."""
-    cost = problem.profile.stages[stage]
-    return cost.fused_ns < cost.t_b_ns + cost.t_w_ns
-
-
 def time_unit(problem: Problem) -> int:
     """Return the greatest common divisor of all durations, in ns: some optimal solution has only multiples
     of it as times."""
     costs = problem.profile
-    whole = costs.slices == 1 and costs.alike
-    tables = [costs.op_table] if whole else [costs.part_tables]
     hidden = costs.hidden_ns(*np.indices((len(costs.stages),) * 2)).flat
-    durations = (int(t) for one in tables for t in one.duration_ns.flat)
+    durations = map(int, costs.part_tables.duration_ns.flat)
     return gcd(costs.t_comm_ns, *durations, *map(int, hidden)) or 1
 
 
@@ -162,12 +238,10 @@ def serial_ns(problem: Problem) -> int:
     """Return an upper bound on any replay, in ns: at any time an op runs or a message is under way."""
     costs = problem.profile
     messages_ns = 2 * sum(a != b for a, b in pairwise(costs.placement)) * costs.t_comm_ns
-    if costs.slices == 1 and costs.alike:
-        longest = costs.op_table.duration_ns.max(axis=2)
-    else:  # by way of copying, part, kind, stage and treatment
-        longest = costs.part_tables.duration_ns.max(axis=(0, 4))
-        if not costs.alike:
-            longest = costs.slices * longest.max(axis=0)
+    # by way of copying, part, kind, stage and treatment
+    longest = costs.part_tables.duration_ns.max(axis=(0, 4))
+    if not costs.alike:
+        longest = costs.slices * longest.max(axis=0)
     return problem.microbatches * (int(longest.sum()) + costs.slices * messages_ns)
 
 
@@ -189,126 +263,3 @@ def horizon_ns(problem: Problem, cost_ns: int | None) -> int:
             weights[device] += problem.microbatches * cost.t_w_ns
         left = max(weights)
     return min(longest, cost_ns + left)
-
-
-def compute(model: Model) -> None:
-    """Add F, B and W of every stage and microbatch; B and W may become one BW if that is cheaper."""
-    for s in model.stages:
-        for j in model.microbatches:
-            fuse = may_fuse(model.problem, s)
-            if fuse:
-                model.fused[s, j] = model.cp.new_bool_var(f"BW{s}.{j}")
-            for kind in (F, B, W):
-                _compute_op(model, Op(kind, s, j), fuse)
-
-
-def _compute_op(model: Model, op: Op, fuse: bool) -> None:
-    cp, size = model.cp, model.duration_of(op.kind, op.stage)
-    start = model.start[op] = model.time(str(op))
-    model.end[op] = start + size
-    if fuse and op.kind is B:
-        more = model.problem.profile.stages[op.stage].fused_ns // model.unit_ns - size
-        end = model.end[op] = model.time(f"end of {op}")
-        whole = size + more * model.fused[op.stage, op.microbatch]
-        model.interval[op] = cp.new_interval_var(start, whole, end, str(op))
-    elif fuse and op.kind is W:
-        split = ~model.fused[op.stage, op.microbatch]
-        model.interval[op] = cp.new_optional_fixed_size_interval_var(start, size, split, str(op))
-        cp.add(start == model.end[Op(B, op.stage, op.microbatch)]).only_enforce_if(~split)
-    elif size or op.kind is not W:
-        model.interval[op] = cp.new_fixed_size_interval_var(start, size, str(op))
-    if not (fuse and op.kind is W):
-        cp.add(model.end[op] <= model.horizon)
-
-
-def flow(model: Model) -> None:
-    """Add the data flow: F along the stages, B back along them, W after B; the P2P latency between
-    two devices. A W that takes no time runs right after its B, as keeping its bytes longer gains
-    nothing."""
-    cp, place = model.cp, model.problem.profile.placement
-    for s in model.stages:
-        latency = model.latency if s and place[s] != place[s - 1] else 0
-        for j in model.microbatches:
-            forward, back, weight = Op(F, s, j), Op(B, s, j), Op(W, s, j)
-            cp.add(model.start[back] >= model.end[forward])
-            if weight in model.interval:
-                cp.add(model.start[weight] >= model.end[back])
-            else:
-                cp.add(model.start[weight] == model.end[back])
-            if s:
-                cp.add(model.start[forward] >= model.end[Op(F, s - 1, j)] + latency)
-                cp.add(model.start[Op(B, s - 1, j)] >= model.end[back] + latency)
-
-
-def transfers(model: Model) -> None:
-    """Add O and R of every activation that may be offloaded: both are present, or neither."""
-    cp = model.cp
-    for s in filter(lambda s: may_move(model.problem, s), model.stages):
-        for j in model.microbatches:
-            moved = model.moved[s, j] = cp.new_bool_var(f"moved{s}.{j}")
-            out, back = Op(O, s, j), Op(R, s, j)
-            for op in (out, back):
-                copy(model, op, moved)
-            cp.add(model.start[out] >= model.end[Op(F, s, j)]).only_enforce_if(moved)
-            cp.add(model.start[back] >= model.end[out]).only_enforce_if(moved)
-            cp.add(model.start[Op(B, s, j)] >= model.end[back]).only_enforce_if(moved)
-
-
-def copy(model: Model, op: Op, present: Any) -> None:
-    """Add an O or R that is present if the literal `present` holds."""
-    size, start = model.duration_of(op.kind, op.stage), model.time(str(op))
-    model.start[op], model.end[op], model.present[op] = start, start + size, present
-    model.interval[op] = model.cp.new_optional_fixed_size_interval_var(
-        start, size, present, str(op)
-    )
-
-
-def engines(model: Model) -> None:
-    """Allow one op at a time on each compute stream, copy engine and host link."""
-    costs = model.problem.profile
-    shared = costs.shares_copy_engine
-    keys = link_keys(costs)
-    queues: dict[str, list[Op]] = {}
-    for op in model.interval:
-        device = costs.placement[op.stage]
-        if op.kind in COMPUTE:
-            queues.setdefault(f"compute {device}", []).append(op)
-        else:
-            engine = "OR" if shared else op.kind.name
-            queues.setdefault(f"copy {device} {engine}", []).append(op)
-            queues.setdefault(f"link {keys[2 * device + (op.kind is R)]}", []).append(op)
-    for ops in {frozenset(ops): ops for ops in queues.values()}.values():
-        model.cp.add_no_overlap([model.interval[op] for op in ops])
-
-
-def head(model: Model) -> None:
-    """Make every device start its first op, an F of microbatch 0, as soon as its input arrives, as
-    a replay does: with the objective ``span`` a delay would count as a gain."""
-    place = model.problem.profile.placement
-    for device in range(model.problem.shape.devices):
-        s = model.problem.shape.stages_of(device)[0]
-        first = model.start[model.op(F, s, 0)]
-        latency = model.latency if s and place[s] != place[s - 1] else 0
-        model.cp.add(first == (model.end[model.op(F, s - 1, 0)] + latency if s else 0))
-
-
-def objective(model: Model, least: int, most: int) -> None:
-    """Add the cost, from `least` to `most` units: the last end, or the longest time from a device's
-    first op to its last. The very first F starts at 0, as it waits for nothing; where microbatches differ any may be first."""
-    cp, problem = model.cp, model.problem
-    cost = model.cost = cp.new_int_var(least, most, "cost")
-    if problem.profile.alike:
-        cp.add(model.start[model.op(F, 0, 0)] == 0)
-    for device in range(problem.shape.devices):
-        stages = problem.shape.stages_of(device)
-        first: Any = 0
-        if problem.objective == "span":
-            first = model.time(f"first of {device}")
-            for j in model.microbatches:
-                cp.add(first <= model.start[model.op(F, stages[0], j)])
-        for s in stages:
-            for j in model.microbatches:
-                cp.add(cost >= model.end[model.op(B, s, j)] - first)
-                weight = cp.add(cost >= model.end[model.op(W, s, j)] - first)
-                if (s, j) in model.fused:
-                    weight.only_enforce_if(~model.fused[s, j])

@@ -1,36 +1,13 @@
-"""The order of microbatches: what may be assumed of it without losing the optimum.
+"""The order of microbatches: what the phases assume of it, and what that costs a proof.
 
-Microbatches are alike, so a schedule can be relabelled. Look at one stage and two of its
-microbatches x, y: the times of their F's, B's, W's, O's and R's. Exclusive engines and the bytes
-held depend on those times and not on the microbatch, so times may be reassigned as long as each
-microbatch gets F, O, R, B, W in this order, and each stage its input in time.
+**First in, first out** (``fifo``). Without offloading and recomputation microbatches are alike: times of one kind on one stage may
+be dealt out sorted (engines and the bytes held do not depend on which microbatch an op is of, and if each time exceeds
+its partner by at least d, the k-th smallest one exceeds the k-th smallest partner by at least d). So some optimal schedule keeps the order, and the bound of the phase is
+a bound on all. With offloading it is a restriction, and only finds schedules: a microbatch parked on the host while others overtake it
+saves them their copies, which pays if copies are slow and memory is scarce (a few per cent in three of a hundred random small problems).
+So it is with levels of recomputation, as soon as two microbatches may hold different amounts of memory.
 
-**Sorted is optimal if it is possible.** Give x the earlier F and the earlier B (with its W), y the
-later ones, at every stage. Data flow holds: at each stage the earlier of two F's follows the
-earlier of the two of the stage before, the later the later, and so back for B. F before B holds
-too. Only copies can prevent the exchange. Let u have the earlier F and the later B, and i the F and
-B in between.
-
-- Neither offloaded: nothing to do. Only i: u takes over its O and R, which lie within its own
-  [F, B] and, R having ended before the earlier B, within the new one.
-- Both: let x take the earlier O and the earlier R and y the later ones. The R that ended before the
-  earlier B bounds the earlier R, the later R ended before the later B; the earlier O follows the
-  earlier F, the later O follows O of i, which follows the later F; the k-th R follows the k-th O.
-- Only u: if its R ends before B of i starts, x keeps the copy; if its O starts after F of i ends, y
-  takes it. **Blocked** is what is left: O of u starts before F of i ends and R of u ends after B of
-  i starts, that is, i runs its F and B on the device while u is on the host.
-
-Each such exchange of an inverted pair lowers the number of inversions, counted over the F's and B's
-of all stages. So some optimal schedule has, for every pair x < y, one of two: all F's and B's (and
-W's, which follow the order of B's) of x before those of y at all stages; or a stage at which the
-pair is blocked. Among pairs of the first kind that are both offloaded at a stage, O's and R's keep
-the order as well (deal them out sorted; again inversions fall).
-
-It follows that without offloading **first in, first out** loses nothing. With offloading it can: a
-microbatch parked on the host while others overtake it saves them their copies, which pays if copies
-are slow and memory is scarce (a few per cent in three of a hundred random small problems). So the
-proof has two parts: ``fifo`` (all pairs sorted) and ``passing`` (each pair sorted or blocked, at
-least one not sorted). No schedule is better than the better of the two.
+**Free**. Only stage 0 runs microbatches that are alike by number, which merely names them: the bound holds for every schedule.
 
 **Ranks** are a relaxation: F, B and W number k of each stage, counted in time, in place of those of
 a microbatch; O number k, and R for the B number r. Each k-th event needs k of what it waits for, so
@@ -38,10 +15,10 @@ every schedule satisfies the constraints below; the bytes held are the same. The
 that an offloaded activation belongs to the same microbatch at all stages. It is small and fast, and
 its bound holds for every schedule.
 
-**Windows** (``windows``) do not constrain the order itself, but when the n-th F and the n-th B of
+**Windows** do not constrain the order itself, but when the n-th F and the n-th B of
 each stage start in every schedule that costs less than the incumbent (`bounds.windows`). Each
 microbatch takes one place at each stage, and so one window. That leaves few orders if memory is
-scarce, and covers all of them, so it is tried before ``passing`` (makespans only).
+scarce, and covers all of them, so it is tried before ``free`` (makespans only).
 
 For the objective ``span`` the same holds, since a device may delay its first op in this model: the
 times of all ops stay the same.
@@ -49,75 +26,55 @@ times of all ops stay the same.
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
-from typing import Any
+from itertools import pairwise
+from math import gcd
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...bounds.windows import Windows
 from ...ops import B, F, O, Op, OpKind, R, W
-from .model import Model, copy, may_move
+from ...schedules.sliced.orders import backward_units
+from .constraints import add_op
+from .model import Model, binding
 
-FIFO, PASSING, FREE, RANKS, WINDOWS = "fifo", "passing", "free", "ranks", "windows"
-SORTED = (FIFO, RANKS)
-
-
-def order(model: Model, kind: str) -> None:
-    """Constrain the order of microbatches: ``fifo``, ``passing`` (see above), or else only the F's
-    of stage 0 in order, which merely labels the microbatches."""
-    if kind in SORTED:
-        _first_in_first_out(model)
-        return
-    for i, j in pairwise(model.microbatches):
-        _after(model, Op(F, 0, i), Op(F, 0, j))
-    if kind == PASSING:
-        pairs = combinations(model.microbatches, 2)
-        model.cp.add_bool_or([~_sorted_or_blocked(model, x, y) for x, y in pairs])
+FIFO, FREE, RANKS, WINDOWS = "fifo", "free", "ranks", "windows"
 
 
-def _after(model: Model, first: Op, second: Op, *literals: Any) -> None:
-    model.cp.add(model.start[second] >= model.end[first]).only_enforce_if(*literals)
-
-
-def _first_in_first_out(model: Model) -> None:
-    """Order every kind at every stage. Absent copies keep a place of zero duration in the chain, so
-    that one chain links all that are present."""
+def in_order(model: Model) -> None:
+    """Every stage runs all forwards, and all backwards, in the order of microbatches; where these are alike, what goes
+    with them as well. Absent copies keep a place of zero duration in the chain, so that one chain links all that are present."""
+    chains = [(F, list(model.units)), (B, backward_units(model.problem.shape))]
+    if not model.problem.decides:
+        chains += [(kind, list(model.units)) for kind in (W, O, R)]
     for s in model.stages:
-        for i, j in pairwise(model.microbatches):
-            for kind in (F, B, W):
-                if kind is W and (s, i) in model.fused:
+        for kind, units in chains:
+            for i, j in pairwise(units):
+                first, second = model.op(kind, s, i), model.op(kind, s, j)
+                if first not in model.start or (kind is W and (s, i) in model.fused):
                     continue  # W's that are absent would break the chain
-                _after(model, Op(kind, s, i), Op(kind, s, j))
-            for kind in (O, R):
-                first, second = Op(kind, s, i), Op(kind, s, j)
-                if first in model.present:
-                    duration = model.duration_of(kind, s) * model.present[first]
-                    model.cp.add(model.start[second] >= model.start[first] + duration)
+                if kind in (O, R):
+                    lasts = model.duration(kind, (s, i)) * model.present[first]
+                    model.cp.add(model.start[second] >= model.start[first] + lasts)
+                else:
+                    model.after(first, second)
 
 
-def ranked_transfers(model: Model) -> None:
-    """Add O's and R's by rank, in place of `model.transfers`: if n activations are offloaded at a
-    stage, these are O number 0 to n - 1, and R's for the last n B's: the R's from any one on are
-    as many as the B's that they serve, all of which come after it."""
-    cp, m = model.cp, model.problem.microbatches
-    for s in filter(lambda s: may_move(model.problem, s), model.stages):
-        more_than = [cp.new_bool_var(f"more than {n} at {s}") for n in range(m)]
-        for fewer, more in pairwise(more_than):
-            cp.add_implication(more, fewer)
-        for k, there in enumerate(more_than):
-            out, reload = Op(O, s, k), Op(R, s, m - 1 - k)
-            copy(model, out, there)
-            copy(model, reload, there)
-            _after(model, Op(F, s, k), out, there)
-            _after(model, reload, Op(B, s, m - 1 - k), there)
-        for r in model.microbatches:
-            for k in range(r + 1):
-                # with n > m - 1 - r + k copies, R for B number r has at least k O's before it
-                _after(model, Op(O, s, k), Op(R, s, r), more_than[m - 1 - r + k])
+def by_number(model: Model) -> None:
+    """Stage 0 runs microbatches that are alike by number."""
+    parts = model.part_of[:: model.problem.shape.slices]
+    for part in dict.fromkeys(parts):
+        alike = [
+            j
+            for j, of in zip(model.units[:: model.problem.shape.slices], parts, strict=True)
+            if of == part
+        ]
+        for i, j in pairwise(alike):
+            model.after(model.op(F, 0, i), model.op(F, 0, j))
 
 
-def take_places(model: Model, windows: Windows) -> None:
-    """Make every F and every backward start in the window of its place among those of its stage."""
+def in_windows(model: Model, windows: Windows) -> None:
+    """Every F and every backward starts in the window of its place among those of its stage."""
     pairs = (
         (F, windows.earliest_f, windows.latest_f),
         (B, windows.earliest_b, windows.latest_b),
@@ -131,7 +88,7 @@ def take_places(model: Model, windows: Windows) -> None:
 def _one_place_each(
     model: Model, kind: OpKind, s: int, first: np.ndarray, last: np.ndarray
 ) -> None:
-    cp, order = model.cp, model.microbatches
+    cp, order = model.cp, model.units
     takes: dict[tuple[int, int], Any] = {}
     for j in order:
         start = model.start[Op(kind, s, j)]
@@ -146,35 +103,97 @@ def _one_place_each(
             cp.add_exactly_one([takes[j, n] for j in order])
 
 
-def _sorted_or_blocked(model: Model, x: int, y: int) -> Any:
-    """Return the literal that x precedes y everywhere; if it is false the pair is blocked somewhere."""
-    cp = model.cp
-    before = cp.new_bool_var(f"{x} before {y}")
-    ways = [before]
-    for s in model.stages:
-        for kind in (F, B):
-            _after(model, Op(kind, s, x), Op(kind, s, y), before)
-        if (s, x) not in model.fused:
-            _after(model, Op(W, s, x), Op(W, s, y), before)
-        if (s, x) not in model.moved:
+# -- ranks ----------------------------------------------------------------------------------------
+
+
+def ranked_copies(model: Model) -> None:
+    """O's and R's by rank: if n activations are offloaded at a
+    stage, these are O number 0 to n - 1, and R's for the last n B's: the R's from any one on are
+    as many as the B's that they serve, all of which come after it."""
+    cp, m = model.cp, model.problem.microbatches
+    for s in sorted({stage for stage, _ in model.moved}):
+        more_than = [model.moved[s, n] for n in model.units]
+        for fewer, more in pairwise(more_than):
+            cp.add_implication(more, fewer)
+        for k, there in enumerate(more_than):
+            out, reload = Op(O, s, k), Op(R, s, m - 1 - k)
+            for op in (out, reload):
+                add_op(model, op, model.duration(op.kind, (s, k)), there)
+            model.after(Op(F, s, k), out, there)
+            model.after(reload, Op(B, s, m - 1 - k), there)
+        for r in model.units:
+            for k in range(r + 1):
+                # with n > m - 1 - r + k copies, R for B number r has at least k O's before it
+                model.after(Op(O, s, k), Op(R, s, r), more_than[m - 1 - r + k])
+
+
+class _Change(NamedTuple):
+    """A change of the held bytes, by `op` at `time`, if `literal` (None: always)."""
+
+    op: Op
+    time: Any
+    literal: Any
+    size: int
+
+
+def ranked_memory(model: Model) -> None:
+    """When an F or R allocates on a device, what has been allocated less what has been released fits."""
+    problem, cp = model.problem, model.cp
+    for device, binds in enumerate(binding(problem)):
+        if not binds:
             continue
-        for kind in (O, R):
-            both = (before, model.moved[s, x], model.moved[s, y])
-            _after(model, Op(kind, s, x), Op(kind, s, y), *both)
-        ways += [_blocked(model, s, x, y)] + ([_blocked(model, s, y, x)] if s else [])
-    cp.add_bool_or(ways)
+        assert problem.limits is not None
+        takes, gives = _changes(model, device)
+        unit = gcd(*(step.size for step in takes + gives))
+        room = (problem.limits[device] - problem.profile.static_bytes[device]) // unit
+        for at in takes:
+            level = sum(step.size // unit * _taken(model, step, at) for step in takes) - sum(
+                step.size // unit * _given(model, step, at) for step in gives
+            )
+            fits = cp.add(level <= room)
+            if at.literal is not None:
+                fits.only_enforce_if(at.literal)
+
+
+def _changes(model: Model, device: int) -> tuple[list[_Change], list[_Change]]:
+    """Return what ops of a device allocate at their start, and what they release at their end."""
+    table = model.table(0)
+    takes, gives = [], []
+    for op in model.start:
+        if model.problem.profile.placement[op.stage] == device:
+            literal = model.present[op] if op.kind in (O, R) else None
+            taken, given = (
+                int(array[op.kind, op.stage, 0])
+                for array in (table.allocated_bytes, table.released_bytes)
+            )
+            if taken:
+                takes.append(_Change(op, model.start[op], literal, taken))
+            if given:
+                gives.append(_Change(op, model.end[op], literal, given))
+    return takes, gives
+
+
+def _taken(model: Model, step: _Change, at: _Change) -> Any:
+    """Return 1, or an expression that is 1 unless `step` is absent or certainly later than `at`."""
+    there = 1 if step.literal is None else step.literal
+    if step.op == at.op:
+        return 1
+    if step.op[:2] == at.op[:2]:
+        return there if step.op.microbatch < at.op.microbatch else 0
+    later = model.cp.new_bool_var(f"{step.op} after {at.op}")
+    model.cp.add(step.time > at.time).only_enforce_if(later)
+    if step.literal is not None:
+        model.cp.add_implication(later, step.literal)
+    return there - later
+
+
+def _given(model: Model, step: _Change, at: _Change) -> Any:
+    """Return 0, or an expression that is 1 only if `step` is present and no later than `at`."""
+    copies = step.op.kind is O and at.op.kind is R
+    if step.op.stage == at.op.stage and not copies and step.op.microbatch >= at.op.microbatch:
+        return 0
+    before = model.cp.new_bool_var(f"{step.op} before {at.op}")
+    model.cp.add(step.time <= at.time).only_enforce_if(before)
+    if step.literal is not None:
+        model.cp.add_implication(before, step.literal)
     return before
-
-
-def _blocked(model: Model, s: int, outer: int, inner: int) -> Any:
-    """Return a literal that implies: at stage s `inner` runs F to B while `outer` is on the host."""
-    cp = model.cp
-    blocked = cp.new_bool_var(f"{inner} passes {outer} at {s}")
-    cp.add_implication(blocked, model.moved[s, outer])
-    cp.add_implication(blocked, ~model.moved[s, inner])
-    _after(model, Op(F, s, outer), Op(F, s, inner), blocked)
-    _after(model, Op(B, s, inner), Op(B, s, outer), blocked)
-    offload_start, reload_end = model.start[Op(O, s, outer)], model.end[Op(R, s, outer)]
-    cp.add(offload_start < model.end[Op(F, s, inner)]).only_enforce_if(blocked)
-    cp.add(reload_end > model.start[Op(B, s, inner)]).only_enforce_if(blocked)
-    return blocked

@@ -8,10 +8,10 @@ from typing import Any
 
 from ...errors import OptPipeError
 from ..problem import Problem
-from . import model as cpsat_model
-from .order import FIFO, FREE, PASSING, RANKS, WINDOWS
+from .model import may_move
+from .order import FIFO, FREE, RANKS, WINDOWS
 
-BY_ORDER = 8  # microbatches up to which memory is formulated by order: stronger, but it grows fast
+FEW = 8  # microbatches up to which a proof is likely, and first in, first out has less of the time
 MOST_PAIRS = 60_000  # events on a device beyond which the models of the proof are too large
 
 
@@ -23,7 +23,6 @@ class CpsatOptions:
         order: ``auto`` (first in, first out, then the proof for the rest), ``fifo`` (the search
             alone; with offloading its bound does not cover other orders) or ``free`` (one model
             with no order of microbatches: simple and slow).
-        memory: ``auto``, ``cumulative`` or ``order``; see `memory.memory`.
         quantum_ns: round times down to multiples of it; the bound stays valid, optimal schedules
             may be missed. None: exact.
         deterministic: let several workers take turns in a fixed order.
@@ -31,19 +30,13 @@ class CpsatOptions:
     """
 
     order: str = "auto"
-    memory: str = "auto"
     quantum_ns: int | None = None
     deterministic: bool = False
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, known in (
-            ("order", ("auto", FIFO, FREE)),
-            ("memory", ("auto", "cumulative", "order")),
-        ):
-            value = getattr(self, name)
-            if value not in known:
-                raise OptPipeError(f"{name}: expected {', '.join(known)}, got {value!r}")
+        if self.order not in ("auto", FIFO, FREE):
+            raise OptPipeError(f"order: expected auto, fifo, free, got {self.order!r}")
 
 
 @dataclass(frozen=True)
@@ -53,42 +46,33 @@ class Phase:
     Attributes:
         order: of microbatches; see `order`.
         share: its share of the time left.
-        heads: whether devices start as in a replay (for ``span``). strict: whether only costs below
+        prompt: whether devices start as in a replay (for ``span``). strict: whether only costs below
             the incumbent are allowed.
-        covers: the schedules that its bound covers: ``all``, the ``sorted`` ones, the ``passing``
-            ones, or ``none``.
+        covers: whether its bound holds for every schedule.
     """
 
     order: str
     share: float = 1.0
-    heads: bool = False
+    prompt: bool = False
     strict: bool = False
-    covers: str = "all"
+    covers: bool = True
 
 
 def phases(problem: Problem, options: CpsatOptions) -> list[Phase]:
     """Return the phases in order."""
+    span = problem.objective == "span"
     if options.order == FREE:
         return [Phase(FREE)]
     if problem.decides:
-        heads = problem.objective == "span"
-        return [
-            Phase(FIFO, 0.4, heads=heads, covers="none"),
-            Phase(FREE, strict=True),
-        ]
-    moves = any(cpsat_model.may_move(problem, s) for s in range(problem.shape.stages))
-    share = 0.4 if problem.microbatches <= BY_ORDER else 0.75
-    planned = [Phase(FIFO, share if moves else 1.0, covers="sorted" if moves else "all")]
-    if problem.objective == "span":
-        # first starts as in a replay; the proof must also cover delayed starts
-        planned = [
-            Phase(FIFO, share, heads=True, covers="none"),
-            replace(planned[0], strict=True),
-        ]
+        return [Phase(FIFO, 0.4, prompt=span, covers=False), Phase(FREE, strict=True)]
+    share = 0.4 if problem.microbatches <= FEW else 0.75
+    planned = [Phase(FIFO, share, prompt=span, covers=False)]
+    if not any(may_move(problem, s) for s in range(problem.shape.stages)):
+        # first in, first out loses nothing; for ``span`` the proof must also cover delayed starts
+        planned = [*planned[:span], Phase(FIFO, strict=span)]
     pairs = 10 * problem.shape.devices * (problem.shape.chunks * problem.microbatches) ** 2
-    if moves and options.order == "auto" and pairs <= MOST_PAIRS:
-        if problem.objective == "flush" and options.quantum_ns is None:
+    if not planned[-1].covers and options.order == "auto" and pairs <= MOST_PAIRS:
+        if not span and options.quantum_ns is None:
             planned += [Phase(WINDOWS, 0.6, strict=True)]
-        planned += [Phase(RANKS, 0.5, strict=True)]
-        planned += [Phase(PASSING, strict=True, covers="passing")]
+        planned += [Phase(RANKS, 0.5, strict=True), Phase(FREE, strict=True)]
     return [*planned[:-1], replace(planned[-1], share=1.0)]

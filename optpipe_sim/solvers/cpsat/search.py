@@ -17,13 +17,11 @@ from ...trace import Trace
 from ..problem import Problem
 from ..reports import Others, no_report
 from ..result import INFEASIBLE, UNKNOWN, SolveResult, make_result
-from . import memory as cpsat_memory
-from . import model as cpsat_model
-from . import treated
-from .hints import hint, hint_treated
-from .model import Model
-from .order import FIFO, PASSING, RANKS, WINDOWS, order, ranked_transfers, take_places
-from .phases import BY_ORDER, CpsatOptions, Phase, phases
+from . import constraints, order
+from .hints import hint
+from .model import Model, horizon_ns, time_unit
+from .order import FIFO, RANKS, WINDOWS
+from .phases import CpsatOptions, Phase, phases
 
 ENGINE = "cpsat"
 NARROWING = 0.5  # largest share of the time of a phase for finding windows
@@ -67,7 +65,7 @@ class Search:
         if not time_limit > 0:
             raise OptPipeError(f"time limit: must be above 0 seconds, got {time_limit}")
         self.options = options or CpsatOptions()
-        exact = cpsat_model.time_unit(problem)
+        exact = time_unit(problem)
         least = min(
             min(part.t_f_ns, part.t_b_ns, part.fused_ns)
             for cost in problem.profile.stages
@@ -134,28 +132,14 @@ class Search:
 
     def run(self) -> SolveResult:
         """Run the phases while there is something to gain and time left."""
-        parts: dict[str, int | None] = {}
         for phase in phases(self.problem, self.options):
             left = self.time_limit - self.seconds
             self.listen()
             if self.done or self.ended or left <= 0:
                 break
-            sorted_bound = parts.get("sorted")
-            if (
-                phase.order == PASSING
-                and sorted_bound is not None
-                and sorted_bound <= self.lower_ns
-            ):
-                # the weaker of the two parts would not improve the bound: continue
-                phase = Phase(FIFO, covers="none")
             bound = self.solve(phase, left * phase.share)
-            if phase.covers == "all":
+            if phase.covers:
                 self.prove(bound)
-            elif phase.covers != "none":
-                parts[phase.covers] = bound
-            if len(parts) == 2:  # sorted and passing together cover all schedules
-                known = [part for part in parts.values() if part is not None]
-                self.prove(min(known) if known else None)
         return self.result()
 
     def solve(self, phase: Phase, seconds: float) -> int | None:
@@ -169,14 +153,9 @@ class Search:
             seconds = until - time.monotonic()
             if seconds <= 0:  # the windows used up the time
                 return self.lower_ns
-        model = self.build(phase, upper)
-        if windows is not None:
-            take_places(model, windows)
+        model = self.build(phase, upper, windows)
         if self.best is not None and not phase.strict:
-            if isinstance(model, treated.TreatedModel):
-                hint_treated(model, self.best)
-            else:
-                hint(model, self.best)
+            hint(model, self.best)
         size = len(model.cp.proto.variables), len(model.cp.proto.constraints)
         self.sizes.append(size)
         if self.on_model is not None:
@@ -199,36 +178,36 @@ class Search:
         )
         return bound
 
-    def build(self, phase: Phase, upper_ns: int | None) -> Model:
+    def build(self, phase: Phase, upper_ns: int | None, windows: Windows | None) -> Model:
         """Build the model of a phase, for costs of at most `upper_ns`."""
         problem, unit = self.problem, self.unit_ns
-        horizon = cpsat_model.horizon_ns(problem, upper_ns) // unit
+        horizon = horizon_ns(problem, upper_ns) // unit
         most = horizon if upper_ns is None else min(horizon, upper_ns // unit + self.lost)
         least = min(most, max(0, self.lower_ns // unit - self.lost))
-        if problem.decides:
-            model: Model = treated.build(problem, unit, horizon, phase.order == FIFO)
+        model = Model(problem, unit, horizon)
+        constraints.treatments(model)
+        constraints.partners(model)
+        constraints.ops(model)
+        constraints.pairs(model)
+        if phase.order == RANKS:
+            constraints.data_flow(model)
+            order.ranked_copies(model)
+            order.ranked_memory(model)
         else:
-            model = self.build_kept(phase, horizon)
-        if phase.heads:
-            cpsat_model.head(model)
-        cpsat_model.objective(model, least, most)
-        model.cp.minimize(model.cost)
-        return model
-
-    def build_kept(self, phase: Phase, horizon: int) -> Model:
-        """Build the model of a phase without its cost, for problems without recomputation."""
-        problem = self.problem
-        model = Model(problem, self.unit_ns, horizon)
-        cpsat_model.compute(model)
-        cpsat_model.flow(model)
-        (ranked_transfers if phase.order == RANKS else cpsat_model.transfers)(model)
-        cpsat_model.engines(model)
-        order(model, phase.order)
-        way = self.options.memory
-        if way == "auto":
-            way = "order" if problem.microbatches <= BY_ORDER else "cumulative"
-        cpsat_memory.memory(model, way, phase.order)
-        cpsat_memory.host_memory(model, phase.order)
+            constraints.copies(model)
+            constraints.data_flow(model)
+            constraints.device_memory(model)
+            constraints.host_memory(model)
+        constraints.engines(model)
+        if phase.order in (FIFO, RANKS):
+            order.in_order(model)
+        else:
+            order.by_number(model)
+        if windows is not None:
+            order.in_windows(model, windows)
+        if phase.prompt:
+            constraints.first_ops_at_once(model)
+        constraints.cost(model, least, most)
         return model
 
     def narrow(self, upper_ns: int, seconds: float) -> Windows | None:
@@ -339,7 +318,7 @@ class Call(cp_model.CpSolverSolutionCallback):
 
     def on_bound(self, bound: float) -> None:
         try:
-            if self.phase.covers == "all" and isfinite(bound):
+            if self.phase.covers and isfinite(bound):
                 self.search.prove(self.search.to_ns(round(bound)))
         except BaseException as error:
             self.error = error  # as above
