@@ -49,7 +49,7 @@ def _off(measurement: Measurement, rates: Rates) -> float:
 
 def test_a_fixed_time_is_fitted_beside_the_share() -> None:
     """BLOOM's run: 104.7 s with 128 microbatches, of which 6.8 s do not depend on them. Through the two rows that are fitted goes a line
-    that is 10.0 % above; with both as one share it was 19 %."""
+    that is 10.0 % above, and the fit is not quite on it: so far one true run may be beside another; with both as one share it was 19 %."""
     runs = _runs(A100, "bloom-176b")
     first, other, short = runs[192, 256], runs[384, 128], runs[384, 1]
     one = calibrate([first], A100, "one")
@@ -58,7 +58,7 @@ def test_a_fixed_time_is_fitted_beside_the_share() -> None:
     assert both.names == ("gemm", "fixed_ms")
     assert 4000 < both.rates.fixed_ms < 8000
     for found in (one, both):
-        assert abs(_off(other, found.rates)) < 0.1005
+        assert abs(_off(other, found.rates)) < 0.1
         assert abs(_off(first, found.rates)) < 0.01
     assert abs(_off(short, both.rates)) < 0.01 < 0.2 < abs(_off(short, one.rates))
 
