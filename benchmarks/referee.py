@@ -171,23 +171,24 @@ def _one_by_one(passing: tuple[float, float, float]) -> tuple[float, float, floa
     return (*passing[:2], 0.0)
 
 
-ANNEAL, TREATED = "optpipe_sim.solvers.anneal", "optpipe_sim.solvers.treated"
+SOLVERS = "optpipe_sim.solvers"
+ANNEAL, SEARCH, STARTS = f"{SOLVERS}.anneal", f"{SOLVERS}.search", f"{SOLVERS}.starts"
 METHODS = {
     "waves": Method(
-        {f"{ANNEAL}.engine.wave_search": _none, f"{TREATED}.engine.wave_search": _none},
+        {f"{SEARCH}.wave_search": _none, f"{STARTS}.fixed_levels.wave_search": _none},
         lambda problem: problem.shape.chunks > 1,
     ),
     "perturbed AdaOffload": Method(
-        {f"{ANNEAL}.engine.greedy_search": _none, f"{TREATED}.engine.greedy_search": _none},
+        {f"{SEARCH}.greedy_search": _none},
         lambda problem: problem.may_offload,
     ),
-    "periodic pattern": Method({f"{ANNEAL}.engine.pattern_start": _no}, shares_links),
+    "periodic pattern": Method({f"{SEARCH}.pattern_start": _no}, shares_links),
     "links of their own first": Method(
-        {f"{ANNEAL}.engine._stand_in": _as_given, f"{TREATED}.engine.stand_ins": _itself},
+        {f"{SEARCH}._stand_in": _as_given, f"{SEARCH}.stand_ins": _itself},
         shares_links,
     ),
-    "fixed levels first": Method({f"{TREATED}.engine._improve": _none}, treats),
-    "few starts": Method({f"{TREATED}.engine._promising": lambda chosen, _: list(chosen)}, treats),
+    "fixed levels first": Method({f"{SEARCH}._improve": _none}, treats),
+    "few starts": Method({f"{SEARCH}._promising": lambda chosen, _: list(chosen)}, treats),
     "parked microbatches": Method(
         {f"{ANNEAL}.search._parked": _no},
         lambda problem: not treats(problem) and problem.shape.chunks == 1 and problem.may_offload,

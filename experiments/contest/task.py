@@ -17,7 +17,7 @@ from optpipe_sim.profile import CostProfile
 from optpipe_sim.solvers.axes import candidate_shapes
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.solve import solve
-from optpipe_sim.solvers.variants import Way, grouped_variants
+from optpipe_sim.solvers.starts.variants import Way, grouped_variants
 from optpipe_sim.study.tasks import CostProfile as Profile
 from optpipe_sim.study.tasks import Count, Limit, Row, Seconds
 from optpipe_sim.trace import Trace

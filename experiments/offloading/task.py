@@ -9,7 +9,7 @@ from optpipe_sim.errors import OptPipeError
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.solvers.solve import solve
-from optpipe_sim.solvers.variants import grouped_variants
+from optpipe_sim.solvers.starts.variants import grouped_variants
 from optpipe_sim.study.tasks import CostProfile as Profile
 from optpipe_sim.study.tasks import Count, Row, Seconds
 from optpipe_sim.trace import Trace

@@ -18,11 +18,11 @@ from optpipe_sim.sim import simulate_or_report
 from optpipe_sim.sim.lower import lower
 from optpipe_sim.sim.noise import Noise, factors
 from optpipe_sim.sim.scenarios import Scenarios, draw_scenarios, replay_scenarios
-from optpipe_sim.solvers.greedy.search import greedy_search
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.solvers.robust import solve_robust
 from optpipe_sim.solvers.solve import solve
-from optpipe_sim.solvers.starts import fixed_schedules
+from optpipe_sim.solvers.starts.adaoffload_runs import greedy_search
+from optpipe_sim.solvers.starts.published import fixed_schedules
 from optpipe_sim.study.tasks import CostProfile, Count, Limit, Row, ScheduleNames, Seconds
 from optpipe_sim.study.tasks.mismatch import with_others
 from optpipe_sim.study.tasks.simulate import refused

@@ -28,7 +28,7 @@ from optpipe_sim.files import write_text
 from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.solvers.solve import solve
-from optpipe_sim.solvers.starts import fixed_schedules
+from optpipe_sim.solvers.starts.published import fixed_schedules
 
 from ..cells import Row, finish_cells, provenance, read_rows, to_markdown
 from .cases import BEST, OTHER, Case, cells_of, uniform

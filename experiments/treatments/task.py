@@ -10,7 +10,7 @@ from optpipe_sim.schedule import Schedule
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.solvers.race.bounds import best_bound
 from optpipe_sim.solvers.solve import solve
-from optpipe_sim.solvers.starts import fixed_schedules
+from optpipe_sim.solvers.starts.published import fixed_schedules
 from optpipe_sim.study.tasks import CostProfile as Profile
 from optpipe_sim.study.tasks import Count, Limit, Row, Seconds
 from optpipe_sim.trace import Trace

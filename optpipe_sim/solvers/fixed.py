@@ -18,7 +18,7 @@ from .axes import candidate_shapes
 from .problem import make_problem
 from .race.race import Race
 from .race.rules import rules_of, run_rules
-from .variants import grouped_variants
+from .starts.variants import grouped_variants
 
 ENOUGH_S = 5.0  # of this process, for building, if all of them are wanted
 

@@ -1,7 +1,7 @@
 """What an engine reports while it runs, what it learns from other engines, and the callbacks of
 `solve`.
 
-Every engine has one function, ``run`` in its ``engine.py``, which is called in its own process as
+Every engine has one function, ``run`` (`race.jobs.ROOMS` says where), which is called in its own process as
 
     run(problem, report, start=start, options=options, bound_ns=bound_ns, others=others)
 

@@ -39,7 +39,6 @@ from .anneal.edits import set_offload, shift
 from .anneal.plans import Plan, pack, unpack
 from .anneal.search import Workspace, search
 from .anneal.times import NEVER, fill_slots
-from .greedy.search import greedy_search
 from .margins.plan import padded, with_room
 from .margins.shares import Margins, as_margins
 from .options import SolveOptions
@@ -48,7 +47,8 @@ from .race.compiling import compile_engines
 from .reports import no_report
 from .result import FEASIBLE, SolveResult, save_last
 from .solve import solve
-from .starts import fixed_schedules
+from .starts.adaoffload_runs import greedy_search
+from .starts.published import fixed_schedules
 from .treatments import restrict
 
 NOMINAL, PADDED = 0.35, 0.25  # shares of the time: the deterministic race, the searches with slack

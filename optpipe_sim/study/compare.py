@@ -16,8 +16,8 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedules import PLAIN, those
 from ..sim import simulate_or_report
+from ..solvers.starts.variants import recomputed_at
 from ..solvers.treatments import require_alike, restrict
-from ..solvers.variants import recomputed_at
 from ..trace import Trace
 from ..units import Size, counted, format_sizes, format_time, html_table
 

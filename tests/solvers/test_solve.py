@@ -17,7 +17,7 @@ from strategies import profiles
 
 from optpipe_sim import CostProfile, Schedule, build, check, simulate
 from optpipe_sim.errors import NoSolution, OptPipeError, OutOfMemory
-from optpipe_sim.solvers.anneal import engine
+from optpipe_sim.solvers import search
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.race import jobs
 from optpipe_sim.solvers.race.race import Race, run_race
@@ -141,8 +141,8 @@ def test_engines_receive_each_others_incumbents() -> None:
 
 def test_a_part_of_a_search_continues_while_it_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(engine.time, "monotonic", lambda: now[0])
-    clock = engine._Clock(10.0)
+    monkeypatch.setattr(search.time, "monotonic", lambda: now[0])
+    clock = search._Clock(10.0)
 
     def until_over(gains_at: tuple[float, ...]) -> float:
         clock.share(0.1, 0.5)

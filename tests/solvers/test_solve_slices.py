@@ -13,7 +13,7 @@ from optpipe_sim.errors import OptPipeError
 from optpipe_sim.schedules import REGISTRY
 from optpipe_sim.solvers.cpsat.engine import solve_cpsat
 from optpipe_sim.solvers.problem import make_problem
-from optpipe_sim.solvers.treated.sliced import in_slices, one_at_a_time
+from optpipe_sim.solvers.starts.sliced import in_slices, one_at_a_time
 
 STAGE = {
     "t_f_ns": [10, 12], "t_b_ns": [12, 15], "t_w_ns": 8, "act_bytes": 10, "w_bytes": 4, "kv_bytes": 3,

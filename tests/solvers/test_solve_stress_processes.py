@@ -24,11 +24,11 @@ from optpipe_sim import Schedule, solve
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.sim.noise import Noise
 from optpipe_sim.sim.scenarios import draw_scenarios
+from optpipe_sim.solvers.anneal.offloading import offload_everything
 from optpipe_sim.solvers.online import SolverProcess
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.solvers.race.race import Race, run_race
 from optpipe_sim.solvers.robust import _Field, solve_robust
-from optpipe_sim.solvers.starts import offload_everything
 
 
 def test_robust_keeps_the_host_limit_and_saves_what_it_returns(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def remedies(name: str | None, trace: Trace, profile: CostProfile | None = None)
     from ...names import build
     from ...sim import simulate
     from ...solvers.fixed import best_fixed, best_rule, published
-    from ...solvers.variants import recomputed_at
+    from ...solvers.starts.variants import recomputed_at
 
     profile, m = profile or trace.profile, trace.schedule.shape.microbatches
     limits = trace.memory_limit or profile.memory_limit

@@ -13,7 +13,7 @@ from ...names import ENTRIES, parse_name
 from ...option_fields import made_of, options_of, takes
 from ...reasons.hints import Hint
 from ...schedules import INTERLEAVED, PLAIN
-from ...solvers.starts import LOOP, VEE
+from ...solvers.starts.published import LOOP, VEE
 from ...trace import Trace
 from ...units import Size, as_limit, as_size, format_size, format_time, html_table
 from ..calibrate import Calibration

@@ -10,7 +10,7 @@ from typing import Any
 from ...names import parse_name
 from ...reasons.hints import MANY_OPS, Alternative, Hint, best_hints
 from ...schedules import USUAL
-from ...solvers.starts import LOOP, VEE
+from ...solvers.starts.published import LOOP, VEE
 from ...trace import Trace
 from ..provenance import iteration_ns
 from .replay import profile_of, replayed_freely

@@ -11,7 +11,7 @@ from ...profile import CostProfile
 from ...schedule import Schedule
 from ...schedules import FITTED, FITTED_ROOMY, REGISTRY, those
 from ...sim import simulate
-from ...solvers.starts import LOOP
+from ...solvers.starts.published import LOOP
 from ...solvers.treatments import require_alike, restrict
 from ...trace import Trace
 from ...units import size_text

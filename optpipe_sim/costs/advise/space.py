@@ -15,7 +15,7 @@ from ...option_fields import made_of, options_of
 from ...profile import CostProfile
 from ...schedules import FILL_AND_DRAIN, those
 from ...solvers.options import TREATMENTS
-from ...solvers.starts import LOOP, ONE_CHUNK, VEE
+from ...solvers.starts.published import LOOP, ONE_CHUNK, VEE
 from ..layout import Layout
 from ..machines import Machine, MachineError
 from ..models import Model

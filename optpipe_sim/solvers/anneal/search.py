@@ -14,9 +14,9 @@ from random import Random
 
 from ...codes import KINDS
 from ...schedule import Schedule
+from ..anneal.offloading import park_first
 from ..problem import Problem
 from ..reports import Others, no_report
-from ..starts import park_first
 from . import loop
 from .evaluate import evaluate
 from .host import make_host

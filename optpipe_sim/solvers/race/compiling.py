@@ -24,13 +24,13 @@ from ...schedules.zb_v import zb_v
 from ...sim import simulate
 from ...sim.replay import run_events
 from ..anneal import loop
+from ..anneal.offloading import offload_everything
 from ..anneal.patterns import pattern_start
 from ..anneal.search import search, shares_links
-from ..greedy.search import greedy_search
-from ..greedy.waves import wave_search
 from ..problem import Problem, make_problem
 from ..reports import no_report
-from ..starts import offload_everything
+from ..starts.adaoffload_runs import greedy_search
+from ..starts.waves import wave_search
 from .bounds import best_bound
 
 # to read what another process has compiled takes less; to compile any part takes more

@@ -13,7 +13,7 @@ from ...schedule import Schedule
 from ...schedules import ADAOFFLOAD
 from ...schedules.adaoffload.adaoffload import LEAST_RUNS, adaoffload
 from ..anneal.search import treats
-from ..treated.engine import first_starts
+from ..starts.fixed_levels import first_starts
 from .race import Race
 
 SEARCHES = ("auto", "search")  # engines

@@ -18,8 +18,7 @@ from .race import Job, Race, run_race
 
 # The module with the function ``run`` of each engine, relative to this package.
 ROOMS = {
-    "search": "..anneal.engine",
-    "treated": "..treated.engine",
+    "search": "..search",
     "cpsat": "..cpsat.engine",
     "milp": "..milp.engine",
     "bounds": ".bounds",
@@ -120,6 +119,5 @@ def _job(
         "bound_ns": race.bound_ns,
     }
     if name == "search" and treats(race.problem):
-        arguments |= {"engine": "treated", "chosen": () if cold else race.starts, "part": part}
-        arguments["brief"] = brief
+        arguments |= {"chosen": () if cold else race.starts, "part": part, "brief": brief}
     return name, run_engine, arguments

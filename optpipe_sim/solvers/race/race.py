@@ -28,7 +28,7 @@ class Race:
 
     Attributes:
         gap: the optimality gap at which the race ends.
-        starts: further start schedules for the search over treatments (see `treated.engine`).
+        starts: further start schedules for the search over treatments (see `starts.fixed_levels`).
         best, cost_ns, engine: the incumbent, its cost, and the engine that found it.
         bound_ns, bound_name: the best proven bound and the name of its proof.
         incumbents, bounds: (seconds, ns) of each improvement.

@@ -22,15 +22,15 @@ from ...schedules import ADAOFFLOAD, REGISTRY
 from ...schedules.adaoffload.adaoffload import adaoffload
 from ...schedules.recompute import at_level
 from ..problem import Problem
-from ..starts import (
+from ..starts.published import (
     RECOMPUTING,
     interleaved_schedules,
     megatron_offloads,
     plain_schedules,
     recomputing_schedules,
 )
-from ..treated.sliced import in_slices, sliced_schedules, whole
-from ..variants import (
+from ..starts.sliced import in_slices, sliced_schedules, whole
+from ..starts.variants import (
     FAMILIES,
     Way,
     grouped_variants,

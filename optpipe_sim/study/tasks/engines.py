@@ -13,6 +13,7 @@ from ...errors import OptPipeError
 from ...schedule import Schedule
 from ...schedules import ADAOFFLOAD
 from ...schedules.adaoffload.adaoffload import adaoffload
+from ...solvers.anneal.offloading import offload_everything
 from ...solvers.anneal.search import search
 from ...solvers.cpsat.engine import solve_cpsat
 from ...solvers.milp.engine import MOST_ROWS, solve_milp
@@ -21,7 +22,6 @@ from ...solvers.milp.options import MilpOptions
 from ...solvers.problem import Problem, make_problem
 from ...solvers.result import SolveResult, make_result
 from ...solvers.solve import solve
-from ...solvers.starts import offload_everything
 from . import CostProfile, Count, Limit, Row, Seconds, SolveOptions
 
 VERSION = 1

@@ -7,10 +7,10 @@ from typing import Any
 from optpipe_sim import CostProfile, load_profile
 from optpipe_sim.ops import F, O
 from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
-from optpipe_sim.solvers.anneal.engine import run
 from optpipe_sim.solvers.anneal.patterns import PER_PERIOD, pattern_start
 from optpipe_sim.solvers.options import SolveOptions
 from optpipe_sim.solvers.problem import make_problem
+from optpipe_sim.solvers.search import run
 
 
 def paired(slots: int, **offload: Any) -> CostProfile:

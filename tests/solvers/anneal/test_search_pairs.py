@@ -14,7 +14,7 @@ from optpipe_sim.profile_io import save_profile
 from optpipe_sim.solvers.anneal.search import search
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.solvers.race.identity import carried_bound, identity
-from optpipe_sim.solvers.starts import fixed_schedules
+from optpipe_sim.solvers.starts.published import fixed_schedules
 
 STAGE = {"t_f_ns": 100, "t_b_ns": 120, "t_w_ns": 80, "act_bytes": 40, "w_bytes": 10}
 

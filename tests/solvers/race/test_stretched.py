@@ -11,7 +11,7 @@ from optpipe_sim import CostProfile, build, load_profile
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.race.race import Race
 from optpipe_sim.solvers.race.rules import STRETCHED, rules_of, run_rules
-from optpipe_sim.solvers.variants import Way, stretched_variants, ways_of
+from optpipe_sim.solvers.starts.variants import Way, stretched_variants, ways_of
 
 STAGES = {"t_f_ms": 10, "t_b_ms": 12, "t_w_ms": 9, "act_bytes": 100, "w_bytes": 100}
 LEVEL = {"name": "full", "t_ms": 10, "keep_bytes": 10, "work_bytes": 40, "b_work_bytes": 90}

@@ -113,8 +113,8 @@ def greedy_search(
             most = pool[-1][0] if len(pool) == POOL else 2**62
             played = true.play(setting, most if problem.objective == "flush" else 2**62)
         else:
-            game = Runs(_with_costs(problem, off), problem.microbatches, problem.limits)
-            played = game.play(setting)
+            runs_of = Runs(_with_costs(problem, off), problem.microbatches, problem.limits)
+            played = runs_of.play(setting)
         if played is None:
             continue
         worst = best[-1].cost_ns if len(best) == keep else 2**62

@@ -2,26 +2,37 @@
 
 If all activations of a stage are treated alike, recomputation inside the backward amounts to a
 longer backward, smaller activations and a lower limit (less the memory held only while an op runs).
-So every method for problems without levels (the greedy, published schedules, the plain search)
+So every method for problems without levels (AdaOffload, waves, the search of plain problems)
 finds schedules for such a choice; `realise` converts them to schedules of the problem itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
+from ...bounds.bounds import naive
+from ...errors import OptPipeError
 from ...op_table import KEEP, inside
 from ...ops import BW, B, O, OpKind, R, W
 from ...profile import CostProfile
 from ...schedule import Schedule
+from ...schedules import ADAOFFLOAD
+from ...schedules.adaoffload.adaoffload import adaoffload
 from ...stage_cost import StageCost
+from ..anneal.offloading import offload_everything
 from ..anneal.plans import level_names
 from ..problem import Problem
+from .sliced import few_in_flight, one_at_a_time
+from .waves import KNOWN, wave_search
 
 IN_FLIGHT = (1.0, 1.5, 2.0)  # shares of 1F1B's activations in flight that have to fit
+MOST = 4  # choices of levels to start from
 
 
 @dataclass(frozen=True)
@@ -33,14 +44,100 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Game:
+class Fixed:
     """A choice of levels and its plain problem."""
 
     choice: Choice
     problem: Problem
 
 
-def games(problem: Problem) -> Iterator[Game]:
+class Start(NamedTuple):
+    """A schedule of a plain problem, and the same as a schedule of the problem itself."""
+
+    cost_ns: int
+    fixed: Fixed
+    plain: Schedule
+    schedule: Schedule
+
+
+def first_starts(
+    problem: Problem,
+    offer: Callable[[Schedule, str], object] = lambda schedule, name: None,
+    over: Callable[[], bool] = lambda: False,
+    best_ns: Callable[[], float] = lambda: float("inf"),
+) -> list[Start]:
+    """Find the best schedules of the best few choices of levels, by AdaOffload and simple patterns.
+    The published schedules with levels are in `starts.plain_schedules`.
+
+    Args:
+        offer: called with each schedule and its name. `over`: called regularly; tells whether to
+            stop. `best_ns`: choices of levels whose work alone reaches this cost are skipped.
+    """
+    found: list[Start] = []
+    if problem.shape.slices > 1:
+        for name, schedule in chain(one_at_a_time(problem), few_in_flight(problem)):
+            offer(schedule, name)
+            if over():
+                break
+        return []
+
+    def take(fixed: Fixed, plain: Schedule, name: str) -> None:
+        start = start_of(problem, fixed, plain)
+        if start is not None:
+            found.append(start)
+            offer(start.schedule, name)
+
+    for fixed in choices(problem):
+        plain = fixed.problem
+        if found and naive(plain.profile, plain.microbatches) >= best_ns():
+            continue
+        with suppress(OptPipeError):
+            take(
+                fixed,
+                adaoffload(
+                    plain.profile,
+                    plain.microbatches,
+                    plain.limits,
+                    None,
+                    plain.objective,
+                    over=over,
+                ),
+                ADAOFFLOAD,
+            )
+        if found and over():
+            break
+        if plain.shape.chunks > 1:
+            for schedule in wave_search(plain, over, runs=len(KNOWN), keep=1):
+                take(fixed, schedule, "waves")
+        if plain.may_offload:
+            for depth in (1, 2, plain.shape.stages):
+                if found and over():
+                    break
+                take(fixed, offload_everything(plain, depth), "offload everything")
+        if over():
+            break
+    return _different(found)
+
+
+def start_of(problem: Problem, fixed: Fixed, plain: Schedule) -> Start | None:
+    """Return a schedule of the plain problem as a start; None if it does not fit the problem itself."""
+    schedule = realise(problem, fixed.choice, plain)
+    try:
+        return Start(problem.replay(schedule).cost_ns, fixed, plain, schedule)
+    except OptPipeError:
+        return None
+
+
+def _different(found: list[Start]) -> list[Start]:
+    """Return the best start of each of several choices of levels, the best first."""
+    chosen: list[Start] = []
+    for entry in sorted(found, key=lambda entry: entry.cost_ns):
+        if len(chosen) < MOST and all(entry.fixed.choice != other.fixed.choice for other in chosen):
+            chosen.append(entry)
+    return chosen
+
+
+def choices(problem: Problem) -> Iterator[Fixed]:
     """Yield the plain problems worth trying: all stages at one level; then, per device, the
     cheapest levels that leave room for a share of 1F1B's activations. Both with the backward in
     one op and in two."""
@@ -66,7 +163,7 @@ def games(problem: Problem) -> Iterator[Game]:
             seen.add(choice)
             plain = plain_problem(problem, choice)
             if plain is not None:
-                yield Game(choice, plain)
+                yield Fixed(choice, plain)
 
 
 def _saves(cost: StageCost) -> bool:

@@ -27,8 +27,8 @@ from optpipe_sim.solvers.anneal.plans import pack, unpack
 from optpipe_sim.solvers.anneal.search import Workspace, search, shares_links
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.race.tidy import tidy
-from optpipe_sim.solvers.treated.engine import _promising, first_starts
-from optpipe_sim.solvers.treated.games import games, realise
+from optpipe_sim.solvers.search import _promising, first_starts
+from optpipe_sim.solvers.starts.fixed_levels import choices, realise
 from optpipe_sim.solvers.treatments import require_alike
 
 
@@ -129,7 +129,7 @@ def test_what_gains_nothing_is_dropped_and_nothing_gets_worse(
 def test_every_choice_of_levels_keeps_the_limit_of_the_problem() -> None:
     for profile in (uniform(4), uniform(2, chunks=2, placement="vee")):
         problem = make_problem(profile, 6, 220)
-        known = list(games(problem))
+        known = list(choices(problem))
         assert len(known) > 4
         for game in known:
             plain = game.problem

@@ -17,8 +17,8 @@ from ...schedules.copies import with_copies
 from ...schedules.recompute import with_level
 from ...schedules.sliced.orders import interleaved
 from ..problem import Problem
-from ..starts import build_those
-from ..variants import Way, both_ways, recomputed_at, ways_of
+from .published import build_those
+from .variants import Way, both_ways, recomputed_at, ways_of
 
 _PLAIN = {
     name: entry

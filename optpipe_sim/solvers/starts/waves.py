@@ -85,7 +85,7 @@ def wave_search(
     """
     random = Random(seed)
     try:
-        game = Runs(problem.profile, problem.microbatches, problem.limits)
+        runs_of = Runs(problem.profile, problem.microbatches, problem.limits)
     except OptPipeError:  # the host memory is too small for the greedy's offloads
         return []
     chunks = range(problem.shape.chunks)
@@ -103,7 +103,7 @@ def wave_search(
             changed = random.sample(list(choices), random.choice((1, 1, 2, 3)))
             chosen = {**random.choice(best)[2], **{key: chosen[key] for key in changed}}
         most = best[-1][0] if len(best) == POOL and problem.objective == "flush" else 2**62
-        played = game.play(
+        played = runs_of.play(
             Setting(**{key: chosen[key] for key in SETTINGS}),
             most,
             wave_order(problem.profile, problem.microbatches, chosen),

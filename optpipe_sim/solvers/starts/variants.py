@@ -20,20 +20,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..bounds.bounds import naive
-from ..errors import Deadlock, OptPipeError
-from ..op_costs import op_costs, treatments
-from ..ops import B, F, O, R
-from ..profile import CostProfile
-from ..schedule import Schedule
-from ..schedule.fused import as_split
-from ..schedules import FITTED, GROUPED, GROUPED_OFFLOADED, build
-from ..schedules.copies import with_copies
-from ..schedules.gis import grouped
-from ..schedules.recompute import at_level, taken_apart, with_level
-from ..sim import simulate
-from ..units import size_text
-from .problem import Problem
+from ...bounds.bounds import naive
+from ...errors import Deadlock, OptPipeError
+from ...op_costs import op_costs, treatments
+from ...ops import B, F, O, R
+from ...profile import CostProfile
+from ...schedule import Schedule
+from ...schedule.fused import as_split
+from ...schedules import FITTED, GROUPED, GROUPED_OFFLOADED, build
+from ...schedules.copies import with_copies
+from ...schedules.gis import grouped
+from ...schedules.recompute import at_level, taken_apart, with_level
+from ...sim import simulate
+from ...units import size_text
+from ..problem import Problem
 
 MOST_LEVELS = 48  # limits to plan for, if there are more sums of activations than this
 

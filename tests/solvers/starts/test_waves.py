@@ -18,8 +18,8 @@ from optpipe_sim.schedules.adaoffload.adaoffload import CHUNKED, best_run
 from optpipe_sim.schedules.adaoffload.runs import Order, Setting
 from optpipe_sim.schedules.adaoffload.runs import Problem as Runs
 from optpipe_sim.schedules.adaoffload.waves import wave_order
-from optpipe_sim.solvers.greedy.waves import KNOWN, wave_search
 from optpipe_sim.solvers.problem import Problem, make_problem
+from optpipe_sim.solvers.starts.waves import KNOWN, wave_search
 from optpipe_sim.stage_cost import StageCost
 
 FAST = {

@@ -1,1 +1,0 @@
-"""Greedy constructions with searched parameters: AdaOffload and its order of waves."""
