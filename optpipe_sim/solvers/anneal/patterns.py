@@ -72,13 +72,14 @@ def _first(problem: Problem, stretch: float) -> tuple[np.ndarray, np.ndarray, in
     offloaded that can be."""
     profile = problem.profile
     durations, latency, stages = profile.durations_ns, profile.t_comm_ns, problem.shape.stages
+    k = min(PER_PERIOD, problem.microbatches)
     work = np.zeros(profile.devices)
     np.add.at(work, list(profile.placement), durations[[F, B, W]].sum(axis=0))
-    period = int(work.max() * PER_PERIOD * stretch)
-    times = np.zeros((len(durations), stages, PER_PERIOD), np.int64)
-    offloaded = np.zeros((stages, PER_PERIOD), np.bool_)
-    for i in range(PER_PERIOD):
-        now = i * period // PER_PERIOD
+    period = int(work.max() * k * stretch)
+    times = np.zeros((len(durations), stages, k), np.int64)
+    offloaded = np.zeros((stages, k), np.bool_)
+    for i in range(k):
+        now = i * period // k
         for s in range(stages):
             times[F, s, i], times[O, s, i] = now, now + 1
             now += int(durations[F, s]) + latency

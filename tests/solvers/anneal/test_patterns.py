@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from optpipe_sim import CostProfile, load_profile
+from optpipe_sim import CostProfile, check, load_profile
 from optpipe_sim.ops import F, O
 from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
 from optpipe_sim.solvers.anneal.patterns import PER_PERIOD, pattern_start
@@ -44,6 +44,16 @@ def test_a_pattern_keeps_the_limit_and_repeats() -> None:
         away = {op.microbatch for op in program if op.kind is O}
         assert away == {j for j in range(10) if j % PER_PERIOD in away}
         assert [op.microbatch for op in program if op.kind is F] == list(range(10)), s
+
+
+def test_few_microbatches_are_fewer_per_period() -> None:
+    """Numbers of microbatches have as many bits as these need: a third one per period would write past the programs."""
+    for m in (1, 2):
+        problem = make_problem(paired(2), m)
+        like = adaoffload(problem.profile, m, problem.limits)
+        found = pattern_start(problem, like, lambda: False, steps=50)
+        assert found is not None
+        assert check(found, problem.profile) == []
 
 
 def test_a_search_with_shared_links_starts_from_a_pattern() -> None:
