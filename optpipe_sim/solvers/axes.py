@@ -53,6 +53,26 @@ def shapes_of(profile: CostProfile, options: SolveOptions) -> list[CostProfile]:
     return [cut for shape in shapes for cut in candidate_slices(shape)]
 
 
+def problem_of(
+    profile: CostProfile,
+    microbatches: int,
+    memory_limit: Size | Sequence[Size] | None,
+    options: SolveOptions,
+) -> Problem:
+    """Make the problem of a profile, which has the options' chunks and treatments already.
+
+    Raises: as `make_problem`.
+    """
+    return make_problem(
+        profile,
+        microbatches,
+        memory_limit,
+        options.objective,
+        per_stage=options.per_stage,
+        pairs=options.pairs,
+    )
+
+
 def problems_of(
     shapes: Sequence[CostProfile],
     microbatches: int,
@@ -69,15 +89,7 @@ def problems_of(
     reasons: list[tuple[int, OutOfMemory]] = []
     for shaped in shapes:
         try:
-            problem = make_problem(
-                shaped,
-                microbatches,
-                memory_limit,
-                options.objective,
-                per_stage=options.per_stage,
-                pairs=options.pairs,
-            )
-            problems.append(problem)
+            problems.append(problem_of(shaped, microbatches, memory_limit, options))
         except OutOfMemory as error:
             reasons.append((max(shaped.least_limits), error))
     if not problems:

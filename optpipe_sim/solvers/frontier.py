@@ -14,7 +14,7 @@ from ..schedule import Schedule
 from ..trace import Trace
 from ..trace.picture import curve_html
 from ..units import Size, as_limit, counted, format_size, format_time, html_table, size_text
-from .axes import candidate_shapes, covers
+from .axes import candidate_shapes, covers, problem_of
 from .fixed import Best, FixedPoint, best_fixed, best_rule, fixed_points, published
 from .options import SolveOptions
 from .problem import make_problem
@@ -224,13 +224,7 @@ def frontier(
                 point = Point(limit, None, status_of(error), str(error))
             same = (limit,) * profile.devices
             if schedules is None and not interrupted:
-                best_known = best_rule(
-                    profile, microbatches, same, settings.objective,
-                    per_stage=settings.per_stage, pairs=settings.pairs,
-                    known=best_known,
-                    seconds=COMPARING * time_limit,
-                    workers=1 if settings.evaluations else settings.workers or cpu_count() or 1,
-                )  # fmt: skip
+                best_known = _best_published(profile, microbatches, same, settings, best_known)
             elif schedules is not None:
                 named = best_fixed(built, profile, same, settings.objective)
                 best_known = named and Best(*named)
@@ -251,6 +245,27 @@ def frontier(
         profile, microbatches, objective, _levelled(points), known,
         interrupted, shapes,
     )  # fmt: skip
+
+
+def _best_published(
+    profile: CostProfile,
+    microbatches: int,
+    limits: tuple[int, ...],
+    options: SolveOptions,
+    known: Best | None,
+) -> Best | None:
+    """Return the best published schedule under some limits, which may be the one that is known from lower ones."""
+    return best_rule(
+        profile,
+        microbatches,
+        limits,
+        options.objective,
+        per_stage=options.per_stage,
+        pairs=options.pairs,
+        known=known,
+        seconds=COMPARING * options.time_limit,
+        workers=1 if options.evaluations else options.workers or cpu_count() or 1,
+    )
 
 
 def _sizes(limits: Sequence[Size], tiny: bool) -> list[int]:
@@ -295,9 +310,7 @@ def _finished(
 ) -> SolveResult | None:
     """Return the cached point if it is proven to the gap or was solved for at least as long, and is
     no worse than the previous point."""
-    problem = make_problem(
-        profile, microbatches, limit, options.objective, per_stage=options.per_stage, pairs=options.pairs
-    )  # fmt: skip
+    problem = problem_of(profile, microbatches, limit, options)
     entry = open_cache().get(problem)
     if entry is None:
         return None

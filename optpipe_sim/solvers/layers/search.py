@@ -27,10 +27,10 @@ from ...profile.layout import counts_of, one_by_one, with_layout
 from ...schedule import Schedule
 from ...schedule.shape import expand_placement
 from ...units import Size
-from ..axes import MOST_CHUNKS, covers, problems_of
+from ..axes import MOST_CHUNKS, covers, problem_of, problems_of
 from ..options import SolveOptions
 from ..portfolio import solve_problems
-from ..problem import Problem, make_problem
+from ..problem import Problem
 from ..race.compiling import compile_engines
 from ..reports import Hooks, no_report
 from ..result import FEASIBLE, OPTIMAL, SolveResult, within
@@ -205,10 +205,7 @@ class _Search:
         return with_layout(self.profile, counts, chunks, placement, maker)
 
     def _problem(self, layout: CostProfile) -> Problem:
-        options = self.options
-        return make_problem(
-            layout, self.microbatches, None, options.objective, per_stage=options.per_stage, pairs=options.pairs
-        )  # fmt: skip
+        return problem_of(layout, self.microbatches, None, self.options)
 
     def _bounds(self, given: Sequence[CostProfile]) -> tuple[list[Bound], list[CostProfile]]:
         """Return, per shape, a bound for all of its layouts; and layouts that may be better than the given ones."""

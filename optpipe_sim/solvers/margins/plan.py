@@ -31,10 +31,9 @@ from ...sim.lower import lower
 from ...stage_cost import RecomputeLevel, StageCost
 from ...trace import Trace
 from ...units import Size
-from ..axes import candidate_shapes
+from ..axes import candidate_shapes, problem_of
 from ..options import SolveOptions
 from ..portfolio import solve_settled
-from ..problem import make_problem
 from ..reports import Hooks
 from ..result import FEASIBLE, OPTIMAL, SolveResult, save_last
 from .shares import ALL, Margins
@@ -144,12 +143,9 @@ class _Question:
     def _keeps(
         self, schedule: Schedule, profile: CostProfile, limits: Size | Sequence[Size] | None
     ) -> Trace | None:
-        options, profile = self.options, profile.for_shape(schedule.shape)
+        profile = profile.for_shape(schedule.shape)
         try:
-            problem = make_problem(
-                profile, self.microbatches, limits, options.objective, per_stage=options.per_stage,
-                pairs=options.pairs,
-            )  # fmt: skip
+            problem = problem_of(profile, self.microbatches, limits, self.options)
         except OutOfMemory:
             return None
         return problem.keeps(schedule)
