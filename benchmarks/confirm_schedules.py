@@ -47,7 +47,6 @@ from optpipe_sim.runtime import PipelineStep, profile_modules  # noqa: E402
 from optpipe_sim.runtime.confirm.verdict import compare_gradients  # noqa: E402
 from optpipe_sim.runtime.execute.launch import Ranks  # noqa: E402
 from optpipe_sim.runtime.measure.machine import device_facts  # noqa: E402
-from optpipe_sim.runtime.program.program import without  # noqa: E402
 from optpipe_sim.schedule import Schedule  # noqa: E402
 from optpipe_sim.schedules import REGISTRY  # noqa: E402
 from optpipe_sim.stage_cost import StageCost  # noqa: E402
@@ -110,8 +109,10 @@ def _spoil(fault: str, step: PipelineStep, module: nn.Module) -> None:
     if fault == "missing message":
         programs = list(step.prepared.programs)
         send = [one for one in programs[-1].steps if one.do == "send"][2]
-        programs[-1] = without(programs[-1], "send", send.op)
-        step.prepared = replace(step.prepared, programs=tuple(programs))
+        steps = tuple(one for one in programs[-1].steps if one is not send)
+        programs[-1] = replace(programs[-1], steps=steps)
+        for rank in step.ranks.values():
+            rank.follow(replace(step.prepared, programs=tuple(programs)))
 
 
 # -- schedules ---------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from optpipe_sim.profile_io import save_profile
 from optpipe_sim.runtime.confirm.case import Case
 from optpipe_sim.runtime.confirm.confirm import confirm
 from optpipe_sim.runtime.confirm.verdict import Confirmation
-from optpipe_sim.runtime.measure.fake import with_hop
+from optpipe_sim.runtime.measure.fake import with_latency
 from optpipe_sim.runtime.measure.footprint import OPS
 from optpipe_sim.runtime.measure.profiler import check_device, measure
 from optpipe_sim.runtime.model.plan import Plan
@@ -294,7 +294,7 @@ class Runner:
         plan = _plan(work, chunks)
         profile = measure(plan, self.campaign.device, work.samples, levels=work.levels)
         # what a device has is no limit here: plans get theirs from 1F1B's activations
-        return replace(with_hop(profile, plan, self.campaign.machine), memory_limit=None)
+        return replace(with_latency(profile, plan, self.campaign.machine), memory_limit=None)
 
     def _case(self, work: Work, profile: CostProfile, schedule: Schedule) -> Case:
         return Case(

@@ -15,9 +15,8 @@ from optpipe_sim.errors import OutOfMemory
 from optpipe_sim.ops import F, O, Op, R
 from optpipe_sim.runtime.confirm.case import Case
 from optpipe_sim.runtime.confirm.confirm import confirm
-from optpipe_sim.runtime.execute.contents import make_contents
 from optpipe_sim.runtime.execute.gates import GatedLoopback
-from optpipe_sim.runtime.execute.task import reference
+from optpipe_sim.runtime.execute.unpipelined import make_contents, reference
 from optpipe_sim.runtime.measure.copies import measure_copies
 from optpipe_sim.runtime.measure.footprint import stage_bytes
 from optpipe_sim.runtime.measure.memory import CappedCudaBytes, CudaBytes
@@ -87,7 +86,7 @@ def test_a_gate_holds_the_stream_until_its_time() -> None:
 def test_pinned_pieces_are_pinned() -> None:
     slab = HostSlab(pinned=True)
     slab.reserve((3 * MIB, 5 * MIB))
-    piece = slab.take(3 * MIB)
+    piece = slab.allocate(3 * MIB)
     assert piece.is_pinned()
     assert slab.reserved >= 8 * MIB
 

@@ -1,1 +1,1 @@
-"""Compare predictions with real runs."""
+"""`optpipe-sim confirm`: predictions beside real runs on ranks of this machine, or on one device, rank by rank."""

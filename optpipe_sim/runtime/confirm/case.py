@@ -67,7 +67,7 @@ def plan_of(
 
 
 def _lengths(said: Any, seq: int, slices: int) -> tuple[int, ...]:
-    """Tokens of each slice: those that a profile says, where they fit; else equal ones."""
+    """Return the tokens of each slice: those in the profile where they fit, else equal ones."""
     if slices == 1:
         return ()
     if isinstance(said, list) and len(said) == slices and sum(said) == seq:
@@ -109,25 +109,25 @@ class Case:
 
     @cached_property
     def lowered(self) -> Lowered:
-        """What is executed; under the limit it says how long and how much."""
+        """The lowered schedule that is executed; its replay predicts time and memory under the limit."""
         return lower(self.schedule, self.profile, self.memory_limit)
 
     @property
     def stages(self) -> Plan:
-        """The plan that there has to be."""
+        """The model of the stages; an error in a mode that needs one and has none."""
         if self.plan is None:
             raise OptPipeError("mode: only synthetic goes without a model")
         return self.plan
 
     @cached_property
     def predicted_peaks(self) -> list[int]:
-        """Per rank, beyond what is static."""
+        """The predicted peak of each rank, beyond what is static, in bytes."""
         peaks = self.lowered.replay().peak_bytes
         static = self.lowered.profile.static_bytes
         return [peak - fixed for peak, fixed in zip(peaks, static, strict=True)]
 
     def tolerated(self) -> Tolerances:
-        """With the gradients' tolerance for the dtype, where none was given."""
+        """Return the tolerances; that of gradients by the dtype, where none was given."""
         if self.tolerances.gradient is not None:
             return self.tolerances
         return replace(self.tolerances, gradient=GRADIENT_TOLERANCE[self.stages.dtype])

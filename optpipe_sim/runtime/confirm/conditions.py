@@ -23,7 +23,7 @@ def conditions(profile: CostProfile, machine: Mapping[str, Any]) -> list[str]:
 
 
 def _issue(profile: CostProfile) -> Iterator[str]:
-    """Host time per op of a GPU, of the stage where it is the largest share of the op's duration."""
+    """Yield how long the host takes to issue each op of a GPU, of the stage where that is the largest share of it."""
     if _part(profile.meta, "device").get("kind") in (None, "cpu", "fake"):
         return  # on a CPU the host itself computes
     most: dict[str, tuple[float, float, float]] = {}
@@ -45,7 +45,7 @@ def _issue(profile: CostProfile) -> Iterator[str]:
 
 
 def _clocks(profiled: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[str]:
-    """Clocks when the profile was measured, and at the run."""
+    """Yield the clocks when the profile was measured, and at the run."""
     before, now = _clock(profiled), _clock(run)
     if before and now:
         yield f"clocks: {before} when profiled, {now} at the run"
@@ -61,7 +61,7 @@ def _clock(facts: Mapping[str, Any]) -> str | None:
 
 
 def _reserved(profile: CostProfile) -> Iterator[str]:
-    """Memory of a GPU outside of torch's allocator."""
+    """Yield the memory of a GPU outside of torch's allocator."""
     found = _part(profile.meta, "reserved_bytes")
     if found:
         each = [

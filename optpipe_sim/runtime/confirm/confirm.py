@@ -20,12 +20,13 @@ from torch import Tensor
 
 from ...errors import OptPipeError
 from ...sim.difference import compare_traces
-from ..execute.executor import Record, measured_trace
+from ..execute.iteration import Record, measured_trace
 from ..execute.launch import Ranks
-from ..execute.task import Task, reference
+from ..execute.task import Task
+from ..execute.unpipelined import reference
 from ..measure.machine import device_facts
 from .case import Case
-from .single import first_loss, loop, replay
+from .one_device import first_loss, loop, replay
 from .verdict import Confirmation, Gradients, Peak, compare_gradients
 
 MODES = ("synthetic", "gradient", "replay", "loop")
@@ -129,7 +130,7 @@ def _peaks(case: Case, records: Sequence[Record]) -> tuple[Peak, ...]:
 
 @contextmanager
 def _threads(case: Case) -> Iterator[None]:
-    """As many threads as the profile was measured with."""
+    """Inside the block, give torch as many threads as the profile was measured with."""
     before = torch.get_num_threads()
     facts: Any = case.profile.meta.get("device") or {}
     if case.device == "cpu" and isinstance(facts.get("threads"), int):

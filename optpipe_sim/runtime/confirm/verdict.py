@@ -51,7 +51,7 @@ NOT_CONFIRMED = {
 }
 NO_GPU = "GPUs: this ran on the CPU"
 FIRST_GPU = "this mode itself: it was written without a GPU to try it on"
-NO_HOP = "the P2P latency: the profile has none (t_comm is 0)"
+NO_LATENCY = "the P2P latency: the profile has none (t_comm is 0)"
 PARTED = "what pairs hide: {} ran as a forward and then a backward, and were predicted so"
 SHARED = "contention on host links that devices share: each rank had them to itself"
 
@@ -225,7 +225,7 @@ def compare_gradients(
 def peaks_after_ops(
     schedule: Schedule, profile: CostProfile, held: Sequence[Sequence[tuple[Op, int]]]
 ) -> tuple[Peak, ...]:
-    """Measured bytes after every op (and grant) of every rank, beside what they add up to."""
+    """Compare the measured bytes after every op (and grant) of every rank with what its ops add up to."""
     rows, costs = [], op_costs(schedule, profile)
     for rank, measured in enumerate(held):
         expected = most = 0
@@ -285,7 +285,7 @@ class Confirmation:
 
     @property
     def timed(self) -> bool:
-        """Whether its times say anything."""
+        """Whether its times confirm anything."""
         return self.mode != "gradient"
 
     @cached_property
@@ -300,7 +300,7 @@ class Confirmation:
 
     @property
     def interference(self) -> Interference | None:
-        """What the profile says of it."""
+        """The measured interference of ops with copies, from the profile."""
         return Interference.of(self.difference.lowered.profile)
 
     @cached_property
@@ -356,7 +356,7 @@ class Confirmation:
         cpu = self.device == "cpu"
         found = [*NOT_CONFIRMED[self.mode], NO_GPU if cpu else FIRST_GPU]
         if self.mode in ("replay", "loop") and profile.t_comm_ns == 0 and profile.devices > 1:
-            found.append(NO_HOP)
+            found.append(NO_LATENCY)
         kinds = self.difference.measured.schedule.table[:, 0]
         if self.mode == "loop" and (kinds == O).any() and len(profile.host_links) < profile.devices:
             found.append(SHARED)

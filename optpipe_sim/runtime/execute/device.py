@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ...errors import OptPipeError
 from ...schedule import Schedule
 from ..program.program import Program
-from .executor import Record, run_program
-from .iteration import Iteration
-from .transport import Gloo
-
-if TYPE_CHECKING:
-    from .nccl import Nccl
+from .iteration import Iteration, Record
+from .threads import run_program
+from .transport import Gloo, Transport
 
 
 def executor_of(device: str | torch.device) -> Callable[[Iteration], Record]:
-    """The function that runs an iteration: threads on a CPU, streams on a GPU."""
+    """Return the function that runs an iteration: threads on a CPU, streams on a GPU."""
     if torch.device(device).type != "cuda":
         return run_program
-    from .cuda import run_program as on_streams
+    from .streams import run_program as on_streams
 
     return on_streams
 
@@ -34,8 +31,8 @@ def transport_of(
     programs: Sequence[Program],
     timeout_s: float,
     group: Any = None,
-) -> Gloo | Nccl:
-    """Messages between the ranks of a pipeline: over gloo on CPUs, over NCCL on GPUs, where all processes of the
+) -> Transport:
+    """Return the transport of a pipeline's ranks: gloo on CPUs, NCCL on GPUs, where all processes of the
     default group make theirs at the same time."""
     if torch.device(device).type != "cuda":
         return Gloo(rank, schedule, timeout_s, group)

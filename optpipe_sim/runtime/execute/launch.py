@@ -76,7 +76,7 @@ class Ranks:
         return [process.pid for process in self._processes]
 
     def run(self, task: Job[Answer_co]) -> list[Answer_co]:
-        """Have all ranks do a task; their results by rank.
+        """Have all ranks do a task; return their results by rank.
 
         Raises:
             RuntimeFault: names the rank that failed or died, and its last op.
@@ -102,7 +102,7 @@ class Ranks:
         self._finalizer()
 
     def _log(self, rank: int) -> Path:
-        """The file of what a rank says."""
+        """Return the file that a rank prints to."""
         return self._folder / f"{rank}.log"
 
     def _start(self) -> None:
@@ -183,7 +183,7 @@ def _first(faults: dict[int, RuntimeFault]) -> RuntimeFault:
 
 
 def _end(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
-    """When the object goes, or Python ends."""
+    """End the processes and remove the folder; called when the object is collected or Python ends."""
     import shutil
 
     kill(processes)
@@ -200,11 +200,11 @@ class Progress:
         self._rank, self.schedule = rank, None
 
     def begin(self, schedule: Schedule | None) -> None:
-        """A new task; None: none."""
+        """Note the schedule of a new task; None: there is none."""
         self.schedule = schedule  # type: ignore[assignment]
         struct.pack_into("q", self._map, 8 * self._rank, _NONE)
 
     def __call__(self, op: Op) -> None:
-        """An op has begun."""
+        """Note that an op has begun."""
         if self.schedule is not None:
             struct.pack_into("q", self._map, 8 * self._rank, self.schedule.row(op))

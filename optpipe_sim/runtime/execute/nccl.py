@@ -15,16 +15,16 @@ from torch import Tensor
 
 from ...errors import RuntimeFault
 from ...ops import Op
-from ...schedule import Schedule
 from ..model.boundary import Layout
 from ..program.program import Program
+from .transport import Transport
 
 POLL_S = 0.0002
 Pair = tuple[int, int]  # sender, receiver
 
 
 def directed_pairs(programs: Sequence[Program]) -> list[Pair]:
-    """Every (sender, receiver) of the programs, sorted: the order in which all ranks make and first
+    """Return every (sender, receiver) of the programs, sorted: the order in which all ranks make and first
     use their communicators."""
     return sorted({(p.rank, s.peer) for p in programs for s in p.steps if s.do == "send"})
 
@@ -54,7 +54,7 @@ def pair_groups(
     return {pair: made[pair] for pair in pairs}
 
 
-class Nccl:
+class Nccl(Transport):
     """Messages over NCCL: a communicator per directed pair of ranks.
 
     NCCL has no tags: on a communicator messages arrive in the order in which both sides issue them, and one
@@ -116,9 +116,6 @@ class Nccl:
             work = dist.irecv(byte, src=self._place[sender], group=self._groups[pair])
         work.wait()
 
-    def follow(self, schedule: Schedule) -> None:
-        """Go on with another schedule for the same stages: its messages go between the same pairs of ranks."""
-
     def post(self, op: Op, peer: int, layout: Layout) -> None:
         """Allocate the buffer of a message and issue its receive."""
         buffer = torch.empty(layout[0], dtype=layout[1], device="cuda")
@@ -153,15 +150,6 @@ class Nccl:
                 still.append((op, work, kept))
             del work, kept
         self._out = still
-
-    def expect_turn(self, op: Op, peer: int) -> None:
-        """Links take turns by themselves."""
-
-    def give_turn(self, op: Op, peer: int) -> None:
-        """Likewise."""
-
-    def take_turn(self, op: Op, peer: int) -> None:
-        """Likewise."""
 
     def finish(self) -> None:
         """Wait for the sends.

@@ -15,9 +15,11 @@ from ...ops import C, F, O, Op, R
 from ...sim.lower import Lowered
 from ..measure.memory import Meter
 from ..model.stage import StageWorker
-from ..program.program import inputs_of, keys_moved, levels_of
-from .worker import compute
+from ..program.program import COMPUTE_ENGINE, Program, Step, inputs_of, keys_moved, levels_of
+from .iteration import Iteration
+from .transport import Loopback
 
+_DO = {O: "offload", R: "reload"}
 HEAD_START_CYCLES = 10_000_000  # some 5 ms of a GPU's clock
 
 
@@ -38,7 +40,7 @@ class SerialRun:
     loss: float = float("nan")
 
     def durations_ns(self, lowered: Lowered) -> np.ndarray:
-        """(ops,) by rows, for `Lowered.replay`."""
+        """Return the durations (ops,) by rows, for `Lowered.replay`."""
         ops = (op for program in lowered.schedule.flat_programs for op in program)
         return np.array([self.duration_ns[op] for op in ops], np.int64)
 
@@ -67,57 +69,53 @@ def run_serially(
     Raises:
         RuntimeFault: names the op.
     """
-    given = contents or {}
     run = SerialRun(held={rank: [] for rank in workers})
-    inputs, levels = inputs_of(lowered.schedule), levels_of(lowered.schedule)
-    keys = keys_moved(lowered.schedule, lowered.profile)
-    consumers = {source: op for op, source in inputs.items()}
-    place = lowered.schedule.shape.placement
-    results: dict[Op, Tensor | None] = {}
+    schedule, place = lowered.schedule, lowered.schedule.shape.placement
+    inputs, levels = inputs_of(schedule), levels_of(schedule)
+    keys = keys_moved(schedule, lowered.profile)
+    consumers = {source: place[op.stage] for op, source in inputs.items()}
+    transport, results = Loopback(contents or {}), dict[Op, Tensor | None]()
+    ranks = {
+        rank: Iteration(
+            Program(rank, (), levels), schedule, worker, transport, results=results, inputs=inputs
+        )
+        for rank, worker in workers.items()
+    }
     scale = _Scale(meter, workers)
     for op, granted in _order(lowered):
         rank = place[op.stage]
-        if rank not in workers:
+        if rank not in ranks:
             continue
-        worker, at = workers[rank], (op.stage, lowered.schedule.shape.unit(op))
-        box = [] if granted else [_input(inputs.get(op), results, given)]
+        one, step = ranks[rank], Step(_DO.get(op.kind, "run"), op, COMPUTE_ENGINE, keys=op in keys)
+        source = inputs.get(op)
+        if source is not None and source not in results:
+            one.recv(Step("recv", source, COMPUTE_ENGINE, peer=place[source.stage]))
         scale.begin()
         if granted:
             # an R may be granted before its O has ended; then the reload takes the memory
             if op._replace(kind=O) in run.duration_ns:
-                worker.allocate(*at)
+                one.grant(step)
+            scale.end(rank)
         else:
-            scale.taken(box[0])
-            with _Timer(worker.device) as timer:
-                made = _do(worker, op, at, box, levels.get(op[1:]), op in keys)
+            scale.leave_out_input(None if source is None else results[source])
+            with _Timer(workers[rank].device) as timer:
+                getattr(one, step.do)(step)
             run.duration_ns[op] = timer.took_ns
             if op.kind is O:
-                worker.drop(*at)
-            scale.made(made)
+                one.drop(step)
+            made = results.get(op)
+            scale.leave_out_result(made)
             scale.end(rank)
-            if op in consumers:
-                taker = place[consumers[op].stage]
-                if taker in workers:
-                    results[op] = made
-                if keep and made is not None and taker != rank:
-                    run.contents[op] = made.clone()
+            if keep and made is not None and consumers[op] != rank:
+                run.contents[op] = made.clone()
             del made
+            if consumers.get(op) not in ranks:
+                results.pop(op, None)
             done(op)
-        if granted:
-            scale.end(rank)
         run.held[rank].append((op, scale.held(rank)))
     losses = [loss for worker in workers.values() if (loss := worker.finish_step()) is not None]
     run.loss = float(losses[0]) if losses else float("nan")
     return run
-
-
-def _input(
-    source: Op | None, results: dict[Op, Tensor | None], given: Mapping[Op, Tensor]
-) -> Tensor | None:
-    """Return the input of an op: computed here, or a copy of what another rank would have sent."""
-    if source is None:
-        return None
-    return results.pop(source) if source in results else given[source].clone()
 
 
 class _Scale:
@@ -130,43 +128,25 @@ class _Scale:
         self.before = self.under_way = 0
 
     def begin(self) -> None:
-        """An op is about to start."""
+        """Note that an op is about to start."""
         self.before, self.under_way = self.meter.held() if self.meter else 0, 0
 
-    def taken(self, message: Tensor | None) -> None:
-        """What comes in."""
+    def leave_out_input(self, message: Tensor | None) -> None:
+        """Leave out the memory of the message that the op takes."""
         self.under_way -= 0 if message is None else message.untyped_storage().nbytes()
 
-    def made(self, message: Tensor | None) -> None:
-        """What goes out."""
+    def leave_out_result(self, message: Tensor | None) -> None:
+        """Leave out the memory of the message that the op makes."""
         self.under_way += 0 if message is None else message.untyped_storage().nbytes()
 
     def end(self, rank: int) -> None:
-        """The op is over."""
+        """Add what changed since `begin` to the account of a rank."""
         if self.meter:
             self.accounts[rank] += self.meter.held() - self.before - self.under_way
 
     def held(self, rank: int) -> int:
-        """Bytes of a rank now."""
+        """Return the bytes of a rank now."""
         return self.accounts[rank] if self.meter else self.workers[rank].held_bytes()
-
-
-def _do(
-    worker: StageWorker,
-    op: Op,
-    at: tuple[int, int],
-    box: list[Tensor | None],
-    level: str | None,
-    keys: bool,
-) -> Tensor | None:
-    """Run one op; see `worker.compute`. `keys`: an O moves keys and values that later slices read."""
-    if op.kind is O:
-        worker.offload(*at, keys)
-    elif op.kind is R:
-        worker.reload(*at)
-    else:
-        return compute(worker, op, at, box, level)
-    return None
 
 
 class _Timer:
@@ -199,8 +179,8 @@ class _Timer:
 
 
 def _order(lowered: Lowered) -> Iterator[tuple[Op, bool]]:
-    """Ops, and grants of R's (True), by predicted time; at one instant releases come first, then the order of
-    the graph."""
+    """Yield the ops, and the grants of R's (True), by predicted time; at one instant releases come first, then the
+    order of the graph."""
     trace, graph = lowered.replay(), lowered.graph
     moments = []
     for row, span in enumerate(trace.spans):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +20,13 @@ from ...sim.lower import lower
 from ..group.pipeline_group import PipelineGroup
 from ..group.tied import TiedWeights
 from ..measure.kineto import recorded
-from ..measure.memory import meter as meter_of
-from ..model.models import build_stage, layer_counts
-from ..model.split import zero_gradients
-from ..model.stage import StageWorker, token_loss
-from ..program.prepare import check_tier
+from ..model.stage import StageWorker
+from ..program.prepare import Prepared, check_tier
 from ..program.program import Program, linear_programs
-from .device import executor_of, transport_of
-from .executor import Record
-from .iteration import Iteration
-from .transport import DelayedGloo, Transport
-from .warmup import warm_up
+from .iteration import Record
+from .rank_step import RankStep
+from .transport import DelayedGloo
+from .unpipelined import named_gradients
 from .worker import SyntheticWorker
 
 if TYPE_CHECKING:
@@ -44,19 +39,6 @@ PINGS = 8
 
 
 @dataclass(frozen=True)
-class Modules:
-    """Stages that a user hands over, in place of a `Plan`: two functions that ranks can import.
-
-    Attributes:
-        worker: the stages of one rank, by shape and rank.
-        batch: by number of microbatches and seed, inputs and targets; the same on all ranks.
-    """
-
-    worker: Callable[[Shape, int], StageWorker]
-    batch: Callable[[int, int], tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
 class Task:
     """Some iterations of a schedule on p ranks.
 
@@ -64,8 +46,7 @@ class Task:
         schedule: the halves of its pairs run one after the other.
         mode: ``synthetic`` (ops sleep as long as the profile says: the time is real) or
             ``gradient`` (real stages: results and memory are real).
-        plan: the model of real stages (its own `devices` and `chunks` do not matter here), or
-            modules that are the stages.
+        plan: the model of real stages; its own `devices` and `chunks` do not matter here.
         seed: of the batch.
         gradients: whether ranks return them.
         programs: in place of those of the schedule, for tests.
@@ -78,7 +59,7 @@ class Task:
     profile: CostProfile
     memory_limit: int | Sequence[int] | None = None
     mode: str = "synthetic"
-    plan: Plan | Modules | None = None
+    plan: Plan | None = None
     iterations: int = 1
     seed: int = 0
     gradients: bool = False
@@ -103,7 +84,7 @@ class Task:
             raise OptPipeError(f"iterations: must be at least 1, got {self.iterations}")
 
     def perform(self, rank: int, begun: Callable[[Op], None] = lambda op: None) -> Result:
-        """`perform` this task."""
+        """Run the part of one rank; see `perform`."""
         with recorded(self.kineto, rank, self.device):
             return perform(self, rank, begun)
 
@@ -129,136 +110,30 @@ def perform(task: Task, rank: int, begun: Callable[[Op], None] = lambda op: None
         RuntimeFault: names the rank, the op and what went wrong.
     """
     lowered = lower(task.schedule, task.profile, task.memory_limit)
-    schedule = lowered.schedule
-    programs = task.programs or linear_programs(lowered)
-    offset_ns = clock_offset_ns(rank, schedule.shape.devices)
-    stages: StageWorker | None = None
+    shape = lowered.schedule.shape
+    prepared = Prepared(lowered, task.programs or linear_programs(lowered))
+    offset_ns = clock_offset_ns(rank, shape.devices)
     data: tuple[Tensor, Tensor] | tuple[()] = ()
-    transport: Transport
-    run = executor_of(task.device)
+    stages: StageWorker | None = None
+    options: dict[str, Any] = {"timeout_s": task.timeout_s, "begun": begun}
     if task.plan is None or task.mode == "synthetic":
-        worker: Any = SyntheticWorker(lowered)
-        transport = DelayedGloo(rank, schedule, lowered.profile, task.timeout_s)
+        transport = DelayedGloo(rank, lowered.schedule, lowered.profile, task.timeout_s)
+        step = RankStep(SyntheticWorker(lowered), rank, prepared, transport, **options)
     else:
-        worker = stages = stage_worker(task.plan, schedule.shape, rank, task.device)
-        inputs, targets = batch(task.plan, schedule.shape.microbatches, task.seed)
+        stages = task.plan.rank_worker(shape, rank, task.device)
+        inputs, targets = task.plan.step_batch(shape.microbatches, task.seed)
         data = inputs.to(task.device), targets.to(task.device)
-        transport = transport_of(task.device, rank, schedule, programs, task.timeout_s)
+        step = RankStep(stages, rank, prepared, **options)
+        if task.device == "cuda":
+            step.warm_up(*data)
     records = []
-    if stages is not None and task.device == "cuda":
-        zero_gradients(stages)
-        stages.start_step(*data)
-        warm_up(stages, programs[rank])
     for _ in range(task.iterations):
+        step.start(*data)
+        records.append(step.run(step.meter() if stages else None, common_start_ns(offset_ns)))
         if stages is not None:
-            zero_gradients(stages)
-            stages.start_step(*data)
-        with nullcontext() if stages is None else meter_of(task.device) as meter:
-            if stages is not None and meter is not None:
-                stages.allocated = meter.add
-            record = run(
-                Iteration(
-                    programs[rank],
-                    schedule,
-                    worker,
-                    transport,
-                    start_ns=common_start_ns(offset_ns),
-                    meter=meter,
-                    timeout_s=task.timeout_s,
-                    begun=begun,
-                )
-            )
-        if stages is not None:
-            loss = stages.finish_step()
-            record.loss = None if loss is None else float(loss)
-            exchange_tied(stages, schedule.shape, rank)
-        records.append(record)
-    return Result(
-        rank,
-        records,
-        named_gradients(stages) if stages and task.gradients else {},
-        getattr(transport, "buffer_bytes", 0),
-    )
-
-
-def stage_worker(plan: Plan | Modules, shape: Shape, rank: int, device: str = "cpu") -> StageWorker:
-    """The stages of one rank, with the weights that the whole model has."""
-    check_slices(plan, shape)
-    if isinstance(plan, Modules):
-        return plan.worker(shape, rank)
-    layers = plan.layers if plan.stages == shape.stages else None
-    layers = layers or tuple(layer_counts(plan.model, shape.stages, seq=plan.seq))
-    modules = {
-        stage: build_stage(
-            plan.model,
-            stage,
-            shape.stages,
-            seq=plan.seq,
-            dtype=plan.dtype,
-            device=device,
-            seed=plan.seed,
-            layers=layers,
-        )
-        for stage in shape.stages_of(rank)
-    }
-    return StageWorker(modules, shape.stages, plan.boundary, device=device, rank=rank, cut=plan.cut)
-
-
-def check_slices(plan: Plan | Modules, shape: Shape) -> None:
-    """Refuse a schedule whose slices are not those of the stages.
-
-    Raises:
-        OptPipeError: says how many there are of each.
-    """
-    there = 1 if isinstance(plan, Modules) else max(1, len(plan.slices))
-    if there != shape.slices:
-        raise OptPipeError(
-            f"slices: the schedule cuts sequences into {shape.slices}, the stages into {there}"
-        )
-
-
-def batch(plan: Plan | Modules, microbatches: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Tokens and the tokens that follow them, (m, microbatch, seq) each; the same on all ranks."""
-    if isinstance(plan, Modules):
-        return plan.batch(microbatches, seed)
-    generator = torch.Generator().manual_seed(seed)
-    shape = (microbatches, plan.microbatch, plan.seq + 1)
-    tokens = torch.randint(0, plan.model.vocab, shape, generator=generator)
-    return tokens[..., :-1].contiguous(), tokens[..., 1:].contiguous()
-
-
-def named_gradients(worker: StageWorker) -> dict[str, Tensor]:
-    """Gradients by the names that the unpipelined model has for its parameters."""
-    found: dict[str, Tensor] = {}
-    for _, module in sorted(worker.modules.items()):
-        for name, parameter in module.named_parameters():
-            if parameter.grad is not None:
-                found[name] = parameter.grad
-    return found
-
-
-def reference(
-    plan: Plan, microbatches: int, seed: int, device: str = "cpu", *, exact: bool = False
-) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients of the same step without pipeline, by plain autograd: what a pipelined
-    step on that kind of device is compared with.
-
-    `exact`: with the same weights in fp64, which shows how far the other one is off by rounding alone.
-    """
-    whole = build_stage(
-        plan.model, 0, 1, seq=plan.seq, dtype=plan.dtype, device=device, seed=plan.seed
-    )
-    if exact:
-        whole = whole.double()
-    losses = []
-    data = [part.to(device) for part in batch(plan, microbatches, seed)]
-    for tokens, targets in zip(*data, strict=True):
-        logits = whole(tokens)
-        loss = token_loss(logits, targets)
-        (loss / microbatches).backward()
-        losses.append(loss.detach())
-    gradients = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
-    return float(torch.stack(losses).mean()), gradients
+            exchange_tied(stages, shape, rank)
+    gradients = named_gradients(stages) if stages and task.gradients else {}
+    return Result(rank, records, gradients, step.transport.buffer_bytes)
 
 
 def exchange_tied(worker: StageWorker, shape: Shape, rank: int) -> None:
@@ -275,7 +150,7 @@ def exchange_tied(worker: StageWorker, shape: Shape, rank: int) -> None:
 
 
 def clock_offset_ns(rank: int, ranks: int) -> int:
-    """How far this rank's clock is ahead of rank 0's, in ns; 0 where no difference can be measured, as on one
+    """Return how far this rank's clock is ahead of rank 0's, in ns; 0 where no difference can be measured, as on one
     host."""
     offset = 0
     for other in range(1, ranks):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,27 +28,45 @@ from .worker import EMPTY, sleep_until
 Sent = SimpleQueue[tuple[Op, Any] | None]
 
 
-class Transport(Protocol):
-    """The interface of a transport to an executor; `peer` is the other rank."""
+class Transport:
+    """What executors ask of messages; `peer` is the other rank. Turns on host links that ranks share are messages
+    too, which links of GPUs do not need."""
 
-    def post(self, op: Op, peer: int, layout: Layout) -> None: ...
+    buffer_bytes = 0  # device memory of communicators, outside of torch's allocator
 
-    def recv(self, op: Op, peer: int) -> Tensor: ...
+    def start(self, start_ns: int = 0) -> None:
+        """Begin an iteration, whose times count from `start_ns` on `time.monotonic_ns`."""
 
-    def send(self, op: Op, tensor: Tensor, peer: int) -> None: ...
+    def follow(self, schedule: Schedule) -> None:
+        """Go on with another schedule for the same stages, between two iterations of all ranks."""
 
-    def release_sent(self) -> None: ...
+    def post(self, op: Op, peer: int, layout: Layout) -> None:
+        """Allocate memory for a message and post its receive."""
 
-    def expect_turn(self, op: Op, peer: int) -> None: ...
+    def recv(self, op: Op, peer: int) -> Tensor:
+        """Wait for a posted message; return its content."""
+        raise NotImplementedError
 
-    def give_turn(self, op: Op, peer: int) -> None: ...
+    def send(self, op: Op, tensor: Tensor, peer: int) -> None:
+        """Begin to send; the tensor is released once it is sent."""
 
-    def take_turn(self, op: Op, peer: int) -> None: ...
+    def release_sent(self) -> None:
+        """Release the tensors whose sends have ended, where nothing else does."""
 
-    def finish(self) -> None: ...
+    def expect_turn(self, op: Op, peer: int) -> None:
+        """Announce, before an iteration, a call of `wait_for_turn`."""
+
+    def pass_turn(self, op: Op, peer: int) -> None:
+        """Tell `peer` that the transfer `op` on their common host link has ended."""
+
+    def wait_for_turn(self, op: Op, peer: int) -> None:
+        """Wait for the message of `peer` that its transfer has ended."""
+
+    def finish(self) -> None:
+        """Wait for the sends."""
 
 
-class Gloo:
+class Gloo(Transport):
     """torch.distributed with gloo: messages by tags, so that any order of receives will do.
 
     A send begins at once in the calling thread; a thread per peer waits for its end and releases the tensor.
@@ -93,21 +111,18 @@ class Gloo:
         """Begin to send; the tensor is released once it is sent."""
         self._begin(op, tensor.contiguous(), peer, self._tag(op))
 
-    def release_sent(self) -> None:
-        """Do nothing: the thread of each peer releases them."""
-
     def expect_turn(self, op: Op, peer: int) -> None:
-        """Announce, before an iteration, a call of `take_turn`."""
+        """Announce, before an iteration, a call of `wait_for_turn`."""
         box = torch.zeros(1, dtype=torch.uint8)
         with self._named(f"posting the turn after {op} of rank {peer}"):
             self._turns[op] = self._group.recv([box], peer, len(self.schedule) + self._tag(op))
 
-    def give_turn(self, op: Op, peer: int) -> None:
+    def pass_turn(self, op: Op, peer: int) -> None:
         """Tell `peer` that the transfer `op` on their common host link has ended."""
         box = torch.zeros(1, dtype=torch.uint8)
         self._begin(op, box, peer, len(self.schedule) + self._tag(op))
 
-    def take_turn(self, op: Op, peer: int) -> None:
+    def wait_for_turn(self, op: Op, peer: int) -> None:
         """Wait for the message of `peer` that its transfer has ended."""
         with self._named(f"waiting for the turn after {op} of rank {peer}"):
             self._turns.pop(op).wait(self.timeout)
@@ -202,49 +217,30 @@ class DelayedGloo(Gloo):
         self._sent.append((op, peer, work))
 
 
-class Loopback:
-    """One rank alone: the messages of the others exist beforehand, and arrive at given times.
+class Loopback(Transport):
+    """One rank alone: what the others would send is there beforehand and arrives at given times; what it sends
+    itself is dropped.
 
     Args:
         contents: by the op that makes it, what a message holds.
-        arrive_ns: by op, when it may be taken, in ns after `start_ns`; default: at once.
-        start_ns: the zero of these times, on `time.monotonic_ns`.
-
-    What is sent is kept in `sent`, by op, with the time since `start_ns`.
+        arrive_ns: by op, when it may be received, and by transfer, when a turn may be taken, in ns after the start;
+            default: at once.
     """
 
     def __init__(
         self, contents: Mapping[Op, Tensor], arrive_ns: Mapping[Op, int] | None = None
     ) -> None:
         self.contents, self.arrive_ns, self.start_ns = contents, arrive_ns or {}, 0
-        self.sent: dict[Op, tuple[int, Tensor]] = {}
-        self.turns_ns: dict[Op, int] = {}
 
-    def post(self, op: Op, peer: int, layout: Layout) -> None:
-        """Nothing to do: it is here."""
+    def start(self, start_ns: int = 0) -> None:
+        """Count arrivals from then."""
+        self.start_ns = start_ns
 
     def recv(self, op: Op, peer: int) -> Tensor:
         """Wait until the arrival time; return a copy of the content."""
-        sleep_until(self.start_ns + self.arrive_ns.get(op, 0))
+        self.wait_for_turn(op, peer)
         return self.contents[op].clone()
 
-    def send(self, op: Op, tensor: Tensor, peer: int) -> None:
-        """Record when, and what."""
-        self.sent[op] = (time.monotonic_ns() - self.start_ns, tensor.clone())
-
-    def release_sent(self) -> None:
-        """Do nothing: everything is kept in `sent`."""
-
-    def expect_turn(self, op: Op, peer: int) -> None:
-        """Nothing to do."""
-
-    def give_turn(self, op: Op, peer: int) -> None:
-        """Note when."""
-        self.turns_ns[op] = time.monotonic_ns() - self.start_ns
-
-    def take_turn(self, op: Op, peer: int) -> None:
+    def wait_for_turn(self, op: Op, peer: int) -> None:
         """Wait until its time has come."""
         sleep_until(self.start_ns + self.arrive_ns.get(op, 0))
-
-    def finish(self) -> None:
-        """Do nothing: no send is in flight."""

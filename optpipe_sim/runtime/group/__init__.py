@@ -1,1 +1,1 @@
-"""The ranks of one pipeline, and the weights that several of its stages have copies of."""
+"""The processes of one pipeline, and the weights that several of its stages have copies of."""

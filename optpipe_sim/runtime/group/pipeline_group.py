@@ -84,7 +84,7 @@ class PipelineGroup:
 
     @contextmanager
     def named(self, doing: str) -> Iterator[None]:
-        """What goes wrong in here goes wrong while `doing` that."""
+        """Raise errors of torch.distributed inside the block as faults that say what was being done."""
         try:
             yield
         except OptPipeError:

@@ -1,1 +1,1 @@
-"""Measure what ops cost: times, bytes, copies, and the machine they ran on."""
+"""Measure a profile: times, bytes and copies of stages, alone and beside each other; and the machine they ran on."""

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]  # of the package, which need not be installed
 
 @cache
 def communicator_bytes(index: int, timeout_s: float = TIMEOUT_S) -> int | str:
-    """Bytes of one communicator on that GPU, or why they are not known.
+    """Return the bytes of one communicator on that GPU, or why they are not known.
 
     One GPU can have a communicator of one process only: the buffers that connect it to another GPU come on
     top (`nccl.Nccl.buffer_bytes` has all of it, where there are several GPUs).
@@ -40,7 +40,7 @@ def communicator_bytes(index: int, timeout_s: float = TIMEOUT_S) -> int | str:
 
 
 def main(index: int) -> None:
-    """Print what the first communicator takes."""
+    """Print the bytes that the first communicator allocates."""
     torch.cuda.set_device(index)
     one = torch.zeros(1, device="cuda")
     torch.cuda.synchronize()

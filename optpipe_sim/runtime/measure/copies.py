@@ -21,7 +21,7 @@ MODES = ("alone", "together", "loaded", "all")
 DIRECTIONS = ("d2h", "h2d")
 SMALLEST, LARGEST = 1 << 16, 1 << 28
 CPU_CACHE = 1 << 26  # more than a CPU caches: an activation has long left it when it is copied
-COPIES_AHEAD, PRODUCTS_AHEAD = 3, 16  # beside a copy that is measured
+COPIES_AHEAD, GEMMS_AHEAD = 3, 16  # beside a copy that is measured
 LOAD_WIDTH = {"cpu": 512, "cuda": 4096}  # of the square GEMMs that load the device
 
 
@@ -56,7 +56,7 @@ def measure_copies(
     samples: int = 10,
     progress: Callable[[str], None] = lambda name: None,
 ) -> dict[str, dict[str, Copy]]:
-    """For each mode and direction the fitted `Copy`.
+    """Measure copies; return the fitted `Copy` of each mode and direction.
 
     ``alone``: one direction, nothing else. ``together``: both directions at once. ``loaded``: one
     direction while GEMMs run. ``all``: both, while GEMMs run. Host memory is pinned
@@ -158,7 +158,7 @@ def _beside(work: Callable[[], Any]) -> Iterator[None]:
 def _cuda_times(
     pair: tuple[Tensor, Tensor], against: tuple[Tensor, Tensor] | None, load: Tensor | None, n: int
 ) -> list[float]:
-    """Copies on one stream, one at a time; the host keeps the other streams busy as long as each lasts.
+    """Time copies on one stream, one at a time, while the host keeps the other streams busy.
 
     (Work queued beforehand runs out, or fills the launch queue so that copies behind it are not even
     issued.)
@@ -172,7 +172,7 @@ def _cuda_times(
         )
     if load is not None:
         out = torch.empty_like(load)
-        beside.append(_Busy(others[1], lambda: torch.mm(load, load, out=out), PRODUCTS_AHEAD))
+        beside.append(_Busy(others[1], lambda: torch.mm(load, load, out=out), GEMMS_AHEAD))
     torch.cuda.synchronize(device)
     times = []
     for at in range(n + 1):

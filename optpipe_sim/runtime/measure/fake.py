@@ -37,7 +37,7 @@ ESTIMATED = {
 
 
 def fake_bytes(plan: Plan, stage: int, levels: Sequence[str] = ()) -> StageBytes:
-    """`footprint.stage_bytes` without data: the very same numbers, for a stage of any size."""
+    """Return `footprint.stage_bytes` without data: the same numbers, for a stage of any size."""
     with FakeTensorMode():
         return stage_bytes(plan, stage, "cpu", fill=False, levels=levels)
 
@@ -57,7 +57,7 @@ def estimated(plan: Plan, machine: Machine | Source, levels: bool = False) -> Co
     )
 
 
-def with_hop(profile: CostProfile, plan: Plan, machine: Machine | Source) -> CostProfile:
+def with_latency(profile: CostProfile, plan: Plan, machine: Machine | Source) -> CostProfile:
     """Return a measured profile with the estimated P2P latency of a machine, which one device cannot measure."""
     guess = estimated(plan, machine)
     said = {"t_comm": f"estimated for {guess.meta['machine']['name']}"}
@@ -119,7 +119,7 @@ def fake_profile(
 
 
 def _level_times(cost: StageCost, names: Sequence[str] | None) -> dict[str, float]:
-    """By level of a stage, what recomputing is estimated to take, in ns."""
+    """Return the estimated time of recomputing, by level of a stage, in ns."""
     if names is None:
         return {}
     known = {level.name: float(level.t_ns) for level in cost.recompute}

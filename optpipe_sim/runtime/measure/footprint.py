@@ -131,7 +131,7 @@ def stage_bytes(
 
 
 def _joined(levels: Sequence[LevelBytes]) -> LevelBytes:
-    """A level of all slices, of which one recomputes at a time."""
+    """Return a level of all slices, of which one recomputes at a time."""
     return LevelBytes(
         sum(level.keep for level in levels),
         max(level.work for level in levels),
@@ -152,7 +152,7 @@ class _Pass:
         self.taken: dict[str, int] = {}
 
     def run(self) -> list[StageBytes]:
-        """By unit of a microbatch: bytes after F and after B, the storages that O copies, and inside each op."""
+        """Run two microbatches; return, by unit, bytes after F and after B, the storages that O copies, and inside each op."""
         worker, slices = self.worker, self.worker.cut.slices
         worker.start_step(*self.batch)
         peaks: list[dict[str, int]] = [{} for _ in range(slices)]
@@ -188,7 +188,7 @@ class _Pass:
     def levels(
         self, names: Sequence[str], whole: Sequence[StageBytes]
     ) -> Iterator[tuple[str, list[LevelBytes]]]:
-        """The bytes of each level, by unit: F F B W BW with the recomputation inside, F C BW with it apart.
+        """Yield the bytes of each level, by unit: of F F B W BW with the recomputation inside, of F C BW with it apart.
 
         Args:
             whole: what `run` has returned.
@@ -257,7 +257,7 @@ class _Pass:
 def _level_bytes(
     act: int, after_b: int, keep: int, peaks: dict[str, int], spare: int
 ) -> LevelBytes:
-    """A level of one unit, from what is held after F and after B, and the peaks of its ops."""
+    """Return a level of one unit, from what is held after F and after B, and the peaks of its ops."""
     most = act - keep
     peaks["F"] -= keep
     peaks["C"] -= most
@@ -281,7 +281,7 @@ def check_levels(names: Sequence[str]) -> None:
 
 
 def recompute_levels(size: StageBytes, times_ns: Mapping[str, float]) -> tuple[RecomputeLevel, ...]:
-    """The levels of a stage for its profile, from the least that is dropped to the most."""
+    """Return the levels of a stage for its profile, from the least that is dropped to the most."""
     found = [
         RecomputeLevel(
             name, max(1, round(times_ns[name])), level.keep, level.work, level.b_work, level.layers
@@ -292,7 +292,7 @@ def recompute_levels(size: StageBytes, times_ns: Mapping[str, float]) -> tuple[R
 
 
 def byte_facts(size: StageBytes, static: Mapping[str, int]) -> dict[str, Any]:
-    """The bytes of a stage as plain data."""
+    """Return the bytes of a stage as plain data."""
     return {
         "bytes_after": {"F": size.held[0], "B": size.held[1], "W": 0},
         "copies": len(size.copied),
@@ -304,7 +304,7 @@ def byte_facts(size: StageBytes, static: Mapping[str, int]) -> dict[str, Any]:
 
 
 def static_bytes(plan: Stages, sizes: Sequence[StageBytes]) -> list[dict[str, int]]:
-    """Per stage: weights, gradients, optimizer, and its share of the device's reserve.
+    """Return, per stage, the bytes of weights, gradients and optimizer, and its share of the device's reserve.
 
     The reserve is the most temporary memory of any op on the device; its stages share it.
     """

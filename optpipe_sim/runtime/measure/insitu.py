@@ -45,7 +45,7 @@ def sample(schedule: Schedule, start_ns: np.ndarray, end_ns: np.ndarray) -> Samp
 
 
 def expected_ns(schedule: Schedule, profile: CostProfile) -> np.ndarray:
-    """(kind, stage): the durations of a schedule's ops by a profile, as in `Sample.duration_ns`."""
+    """Return the durations of a schedule's ops by a profile, (kind, stage) as in `Sample.duration_ns`."""
     return _means(schedule, op_costs(schedule, profile).duration_ns)
 
 
@@ -100,7 +100,7 @@ class Window:
 
 
 def measured_profile(given: CostProfile, measured: Sample, schedule: Schedule) -> CostProfile:
-    """`given` with the times that were measured of a schedule, for the same stages.
+    """Return `given` with the times that were measured of a schedule, for the same stages.
 
     Of compute ops that the schedule does not have (a fused BW where it has B and W) the given times
     are scaled as the stage's others; copies that it does not have stay as given. Where a stage's

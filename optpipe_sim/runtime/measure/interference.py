@@ -56,7 +56,7 @@ def op_factors(
     moved: int,
     samples: int,
 ) -> Factors:
-    """By op and situation, the median duration over that alone; what could not be measured is missing.
+    """Return, by op and situation, the median duration over that alone; what could not be measured is missing.
 
     Args:
         moved: bytes that an O of the stage copies.
@@ -115,7 +115,7 @@ def interference_facts(
 
 
 def _lanes(device: torch.device, size: int, copies: Mapping[str, Copy]) -> dict[str, Lane]:
-    """By direction, memory of its own for copies of so many bytes; and for the stand-in of a message."""
+    """Return, by direction, memory of its own for copies of so many bytes; and for the stand-in of a message."""
     cuda = device.type == "cuda"
     lanes: dict[str, Lane] = {}
     own = streams(device)[1:] if cuda else (None, None)

@@ -51,7 +51,7 @@ def provenance(plan: Stages, device: torch.device | None) -> dict[str, Any]:
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """Name, memory, threads or driver, clocks where they can be read."""
+    """Return name, memory, threads or driver, and clocks where they can be read."""
     if device.type != "cuda":
         return {
             "kind": "cpu",
@@ -87,7 +87,7 @@ def _processor() -> str:
 
 
 def _cpu_clocks() -> dict[str, float] | None:
-    """Lowest and highest clock of the cores now, where the system reports it."""
+    """Return the lowest and highest clock of the cores now, in MHz; None where the system does not report it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -97,7 +97,7 @@ def _cpu_clocks() -> dict[str, float] | None:
 
 
 def _nvidia_smi(facts: Any) -> dict[str, Any]:
-    """Driver, limits and clocks of this GPU as nvidia-smi reports them: at rest, and while GEMMs run."""
+    """Return driver, limits and clocks of this GPU as nvidia-smi reports them: at rest, and while GEMMs run."""
     uuid = getattr(facts, "uuid", None)  # torch's index counts the visible devices only
     which = [] if uuid is None else [f"--id=GPU-{uuid}"]
     known = _query(

@@ -6,8 +6,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,32 +15,32 @@ from torch.utils._pytree import tree_iter
 COUNTS = ("requested", "allocated", "reserved")
 
 
-class Meter(Protocol):
+class Meter:
     """Counts bytes while it is entered, from 0 at the start."""
 
-    def __enter__(self) -> Any: ...
+    def __enter__(self) -> Any:
+        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> Any: ...
+    def __exit__(self, *error: object) -> Any:
+        return None
 
     def held(self) -> int:
-        """Bytes that live now."""
+        """Return the bytes that live now."""
+        raise NotImplementedError
 
     def peak(self) -> int:
-        """Return the most since `reset_peak`."""
+        """Return the most since `reset_peak`, as far as it was seen."""
+        return self.held()
 
     def reset_peak(self) -> None:
         """Start a new peak at what is held now."""
 
     def add(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage that another thread has made."""
+        """Count a storage that another thread has made, where nothing else counts it."""
 
     def taken(self) -> dict[str, int]:
         """Return the allocator's own peaks, by `COUNTS`; empty where there is no allocator."""
+        return {}
 
 
 def meter(device: str | torch.device) -> Meter:
@@ -49,7 +48,7 @@ def meter(device: str | torch.device) -> Meter:
     return CudaBytes(device) if torch.device(device).type == "cuda" else LiveBytes()
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode, Meter):
     """Counts the storages that the ops of this thread make, until they are released.
 
     What a kernel allocates and frees within itself is not seen. Storages that existed before do not count, nor
@@ -63,7 +62,7 @@ class LiveBytes(TorchDispatchMode):
         self._lock = threading.RLock()
 
     def held(self) -> int:
-        """Bytes that live now."""
+        """Return the bytes that live now."""
         return self._held
 
     def peak(self) -> int:
@@ -77,10 +76,6 @@ class LiveBytes(TorchDispatchMode):
     def add(self, storage: torch.UntypedStorage) -> None:
         """Count a storage, once."""
         self._watch(storage, storage.nbytes())
-
-    def taken(self) -> dict[str, int]:
-        """Empty: there is no allocator."""
-        return {}
 
     def _watch(self, storage: torch.UntypedStorage, size: int) -> None:
         key = storage._cdata
@@ -119,7 +114,7 @@ class LiveBytes(TorchDispatchMode):
         return found
 
 
-class CudaBytes:
+class CudaBytes(Meter):
     """Counts the bytes that this process has requested from torch's allocator on one GPU, less those at the
     start.
 
@@ -135,16 +130,8 @@ class CudaBytes:
         self.reset_peak()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
-
     def held(self) -> int:
-        """Bytes that live now."""
+        """Return the bytes that live now."""
         return self._count("current")["requested"] - self._start["requested"]
 
     def peak(self) -> int:
@@ -154,9 +141,6 @@ class CudaBytes:
     def reset_peak(self) -> None:
         """Start a new peak at what is held now."""
         torch.cuda.reset_peak_memory_stats(self.device)
-
-    def add(self, storage: torch.UntypedStorage) -> None:
-        """Do nothing: the allocator counts it."""
 
     def taken(self) -> dict[str, int]:
         """Return the most since `reset_peak` that was ``requested``, ``allocated`` for it (in blocks) and
@@ -192,7 +176,7 @@ class CappedCudaBytes(CudaBytes):
             torch.cuda.set_per_process_memory_fraction(self.cap_bytes / total, self.device)
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.most = self.taken()
         if self.room_bytes is not None:
             torch.cuda.set_per_process_memory_fraction(1.0, self.device)

@@ -45,7 +45,7 @@ def measure(
     name: str | None = None,
     levels: Sequence[str] = (),
 ) -> CostProfile:
-    """The profile of `plan` on this machine's CPU or GPU. No link is measured: `t_comm` is 0.
+    """Return the profile of `plan`, measured on this machine's CPU or GPU. No link is measured: `t_comm` is 0.
 
     `levels` of recomputation (see `recompute.level_of`) are measured for stages that have the parts they drop.
 
@@ -120,7 +120,7 @@ def check_device(device: str) -> torch.device:
 
 
 def copy_facts(copy: Copy) -> dict[str, Any]:
-    """A `Copy` as plain data."""
+    """Return a `Copy` as plain data."""
     return {
         "gb_per_s": round(copy.gb_per_s, 3),
         "latency_us": round(copy.latency_ns / 1e3, 3),
@@ -136,7 +136,7 @@ def assemble(
     meta: dict[str, Any],
     name: str | None,
 ) -> CostProfile:
-    """A profile from measurements; O and R take the time of copies beside GEMMs."""
+    """Return a profile from measurements; O and R take the time of copies beside GEMMs."""
     costs = []
     for at, (size, time_of, static) in enumerate(
         zip(sizes, times, static_bytes(plan, sizes), strict=True)
@@ -177,7 +177,7 @@ def assemble(
 def _cost(
     size: StageBytes, times: Mapping[str, Spread], copies: Mapping[str, Mapping[str, Copy]]
 ) -> StageCost:
-    """The cost of a stage, or of a slice there, without what is static."""
+    """Return the cost of a stage, or of a slice there, without what is static."""
     d2h, h2d = copies["loaded"]["d2h"], copies["loaded"]["h2d"]
     # with much in queued gradients, B may hold more than F: that counts from the start
     act = max(size.held)
@@ -198,12 +198,12 @@ def _cost(
 
 
 def _apart(size: StageBytes) -> list[str]:
-    """The names of the times of its C's."""
+    """Return the names of the times of its C's."""
     return [f"C {level}" for level in size.levels]
 
 
 def _reserved_bytes(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What torch's allocator cannot have: the CUDA context (with what other processes hold), and a
+    """Return what torch's allocator cannot have: the CUDA context (with what other processes hold), and a
     communicator of NCCL, or why that is not known."""
     torch.cuda.empty_cache()  # the process that measures it needs a context of its own
     each = communicator_bytes(torch.cuda.current_device())
@@ -211,7 +211,7 @@ def _reserved_bytes(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def memory_limit(plan: Stages, meta: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The memory of a GPU that torch can allocate beside the communicators of a pipeline; none on a CPU."""
+    """Return the memory of a GPU that torch can allocate beside the communicators of a pipeline; None on a CPU."""
     usable = meta["device"].get("usable_bytes")
     if usable is None:
         return None

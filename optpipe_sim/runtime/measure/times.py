@@ -24,7 +24,7 @@ class Spread(NamedTuple):
 
 
 def spread(times: Sequence[float]) -> Spread:
-    """Median and quartiles."""
+    """Return the median and the quartiles."""
     low, _, high = quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
     return Spread(median(times), low, high)
 
@@ -38,7 +38,7 @@ def stage_times(
     tick: Callable[[], None] = lambda: None,
     levels: Sequence[str] = (),
 ) -> dict[str, Spread]:
-    """Median and quartiles of F, B, W and BW, in chains F B W and F BW of one microbatch. Where sequences are
+    """Measure F, B, W and BW of a stage, in chains F B W and F BW of one microbatch. Where sequences are
     cut a chain has the F's of all slices, then their backward passes in reverse: of slice 2 the times are
     ``F/2`` and so on, those of the whole are their sums.
 
@@ -97,7 +97,7 @@ class Chain(NamedTuple):
 
 
 def chains(levels: Sequence[str]) -> list[Chain]:
-    """The chains to be timed, in turn."""
+    """Return the chains to be timed, in turn."""
     chains = [Chain(False), Chain(True)]
     for level in levels:
         chains += [Chain(False, level), Chain(True, level), Chain(True, level, apart=True)]
@@ -138,7 +138,7 @@ class Clock:
             self.issued_ns[self.op] = min(took_ns, self.issued_ns.get(self.op, took_ns))
 
     def times(self) -> dict[str, list[float]]:
-        """By op, in ns."""
+        """Return the times by op, in ns."""
         if self.device.type != "cuda":
             return {
                 op: [float(end - start) for start, end in marks] for op, marks in self.marks.items()

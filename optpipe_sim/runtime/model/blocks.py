@@ -51,7 +51,7 @@ class RmsNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Over the last dimension."""
+        """Return x, normed over the last dimension."""
         return _RmsNorm.apply(x, self.weight)
 
 
@@ -72,7 +72,7 @@ class _Gate(torch.autograd.Function):
 
 
 def gated(x: Tensor) -> Tensor:
-    """silu(first half) * second half; keeps x and nothing else."""
+    """Return silu(first half) * second half; autograd keeps x and nothing else."""
     return _Gate.apply(x)
 
 
@@ -82,14 +82,14 @@ def norm(model: Model) -> nn.Module:
 
 
 def rotary_table(width: int, seq: int) -> Tensor:
-    """Cosines and sines (2, seq, 1, width / 2) of rotary positions."""
+    """Return cosines and sines (2, seq, 1, width / 2) of rotary positions."""
     rates = ROTARY_BASE ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)
     angles = torch.outer(torch.arange(seq, dtype=torch.float32), rates)[:, None, :]
     return torch.stack((angles.cos(), angles.sin()))
 
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
-    """Rotary positions on (batch, seq, heads, width)."""
+    """Return x (batch, seq, heads, width) with rotary positions."""
     start = first_token()
     cos, sin = table[:, start : start + x.shape[1]]
     one, two = x.chunk(2, -1)
@@ -112,11 +112,11 @@ class Attention(SlicedAttention):
         self.normed = model.qk_norm
 
     def forward(self, x: Tensor, table: Tensor | None) -> Tensor:
-        """(batch, seq, hidden) to the same; `table`: of rotary positions, if any."""
+        """Map (batch, seq, hidden) to the same; `table`: of rotary positions, if any."""
         return self.out(part("attention", self.mix, *part("qkv", self.project, x, table)))
 
     def project(self, x: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, (batch, seq, heads, width) each."""
+        """Return queries, keys and values, (batch, seq, heads, width) each."""
         query = self.query(x).unflatten(-1, (self.heads, self.width))
         key = self.key(x).unflatten(-1, (self.kv_heads, self.width))
         value = self.value(x).unflatten(-1, (self.kv_heads, self.width))
@@ -150,11 +150,11 @@ class Mlp(nn.Module):
         self.out = nn.Linear(width, model.hidden, bias=model.gpt)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., hidden) to the same."""
+        """Map (..., hidden) to the same."""
         return self.out(part("mlp", self.inner, x))
 
     def inner(self, x: Tensor) -> Tensor:
-        """(..., hidden) to (..., width)."""
+        """Map (..., hidden) to (..., width)."""
         return part("norms", gated if self.gated else functional.gelu, self.into(x))
 
 
@@ -176,7 +176,7 @@ class Experts(nn.Module):
         self.shared = Mlp(model, model.shared_ffn) if model.shared_ffn else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(batch, seq, hidden) to the same."""
+        """Map (batch, seq, hidden) to the same."""
         tokens = x.flatten(0, -2)
         weights = self.router(tokens).float().softmax(-1)
         share, expert = weights.topk(self.chosen, -1)
@@ -199,7 +199,7 @@ class Experts(nn.Module):
         return mixed if self.shared is None else mixed + self.shared(x)
 
     def inner(self, rows: Tensor) -> Tensor:
-        """(experts, room, hidden) to (experts, room, width)."""
+        """Map (experts, room, hidden) to (experts, room, width)."""
         return part("norms", gated if self.gated else functional.gelu, batched(rows, self.into))
 
 
@@ -213,6 +213,6 @@ class Block(nn.Module):
         self.mlp = Mlp(model, model.ffn) if dense else Experts(model)
 
     def forward(self, x: Tensor, table: Tensor | None) -> Tensor:
-        """(batch, seq, hidden) to the same."""
+        """Map (batch, seq, hidden) to the same."""
         x = x + self.attention(part("norms", self.attention_norm, x), table)
         return x + self.mlp(part("norms", self.mlp_norm, x))

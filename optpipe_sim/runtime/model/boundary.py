@@ -65,7 +65,7 @@ class Boundary:
         return Boundary(self.spec, tuple(leaves))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To other processes a tree of numbers tells the structure: torch's own specs warn there."""
+        """Pickle the structure as a tree of numbers: torch's own specs warn when they are pickled."""
         return _rebuilt, (pytree.tree_unflatten(range(len(self.leaves)), self.spec), self.leaves)
 
     @property

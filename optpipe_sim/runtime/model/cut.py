@@ -38,7 +38,7 @@ class Cut:
         self._rooms: dict[int, list[Gradients]] = {}  # those that no microbatch uses
 
     def name(self, stage: int, unit: int) -> str:
-        """``2.5``, stage and microbatch, with ``/1`` behind it for slice 1."""
+        """Return the name of a unit: ``2.5``, stage and microbatch, with ``/1`` behind it for slice 1."""
         mb, number = divmod(unit, self.slices)
         return f"{stage}.{mb}" + (f"/{number}" if self.slices > 1 else "")
 
@@ -57,7 +57,7 @@ class Cut:
         return pytree.tree_map_only(Tensor, lambda one: one.narrow(1, start, tokens), tree)
 
     def boundary(self, whole: Boundary, unit: int) -> Boundary:
-        """Of a unit, where that of a whole microbatch is given."""
+        """Return the boundary of a unit, from that of a whole microbatch."""
         return whole if self.slices == 1 else whole.of_slice(self.lengths[unit % self.slices])
 
     # -- what the slices of a microbatch share ---------------------------------------------------------
@@ -73,7 +73,7 @@ class Cut:
                 self._rooms[stage] = [self._room(stage, module, device)]
 
     def forward(self, stage: int, unit: int, slot: Slot, where: str) -> Slice | None:
-        """Return what the F of a unit runs as; None: a whole sequence.
+        """Return the slice as which the F of a unit runs; None: a whole sequence.
 
         Args:
             slot: what the F saves; its keys and values that later slices read stay there.
@@ -94,13 +94,13 @@ class Cut:
         return Slice(number, self._start(unit), keys, slot, number == self.slices - 1)
 
     def again(self, one: Slice | None) -> Slice | None:
-        """Return what parts of an F that has ended run again as."""
+        """Return the slice as which parts of an F that has ended run again."""
         return None if one is None else replace(one, again=True)
 
     def backward(
         self, stage: int, unit: int, slot: Slot, module: nn.Module, where: str
     ) -> Slice | None:
-        """Return what the backward of a unit runs as.
+        """Return the slice as which the backward of a unit runs; None: a whole sequence.
 
         Raises:
             RuntimeFault: where the slices behind have not all had theirs.
@@ -122,7 +122,7 @@ class Cut:
         return Slice(number, self._start(unit), keys, slot, number == self.slices - 1, again=True)
 
     def over(self, stage: int, unit: int) -> None:
-        """The backward of a unit has ended: its keys and values are released."""
+        """Release the keys and values of a unit, whose backward has ended."""
         if self.slices == 1:
             return
         mb, number = divmod(unit, self.slices)
@@ -134,13 +134,13 @@ class Cut:
                 self._rooms[stage].append(keys.gradients)
 
     def kv_bytes(self, stage: int, unit: int) -> int:
-        """Of the keys and values of a unit that are held."""
+        """Return the bytes of the keys and values of a unit that are held."""
         mb, number = divmod(unit, self.slices)
         keys = self._keys.get((stage, mb), Keys())
         return keys.held_bytes(number)
 
     def room_bytes(self, stage: int) -> int:
-        """Of the room for gradients of keys and values that a stage holds all the time."""
+        """Return the bytes that a stage holds all the time for gradients of keys and values."""
         rooms = [each for room in self._rooms.get(stage, ()) for each in room.sums.values()]
         return sum(tensor.untyped_storage().nbytes() for each in rooms for tensor in each)
 

@@ -37,7 +37,7 @@ def torch_dtype(name: str) -> torch.dtype:
 def layer_counts(
     model: Model, stages: int, *, seq: int, layers: Sequence[int] | None = None
 ) -> list[int]:
-    """Layers per stage: `layers`, checked, or balanced by `costs.parallelism.split_layers`.
+    """Return the layers per stage: `layers`, checked, or balanced by `costs.parallelism.split_layers`.
 
     That is the rule of ``estimate`` too; there a layer counts by its time on a machine, here by its FLOPs, as
     no machine is known. For the very same cut give the ``layers_per_stage`` in the
@@ -84,7 +84,7 @@ class Decoder(nn.Module):
         self.register_buffer("table", None, persistent=False)
 
     def tie(self) -> None:
-        """One weight for both ends, where both are here and the model says so."""
+        """Have embedding and head share one weight, where both are here and the model ties them."""
         if self.model.tied and self.tokens is not None and self.head is not None:
             self.head.weight = self.tokens.weight
 
@@ -95,7 +95,7 @@ class Decoder(nn.Module):
         return end.weight if self.model.tied and end is not None else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (batch, seq) or hidden states (batch, seq, hidden), to hidden states or logits."""
+        """Map tokens (batch, seq) or hidden states (batch, seq, hidden) to hidden states or logits."""
         if self.tokens is not None:
             tokens, x = x, self.tokens(x)
             if self.positions is not None:
@@ -120,7 +120,7 @@ def build_stage(
     layers: Sequence[int] | None = None,
     fill: bool = True,
 ) -> Decoder:
-    """Stage `stage` of `stages` of a decoder; ``build_stage(model, 0, 1, ...)`` is all of it.
+    """Return stage `stage` of `stages` of a decoder; ``build_stage(model, 0, 1, ...)`` is all of it.
 
     Weights are drawn layer by layer, each with a seed of its own: the stages of any cut have
     bitwise the weights of the whole (on the same kind of device). There is no dropout.

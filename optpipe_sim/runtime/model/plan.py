@@ -12,9 +12,10 @@ from ...costs.models import Model
 from ...costs.parallelism import OPTIMIZER_BYTES, stage_kinds
 from ...costs.work import GRADIENT_BYTES
 from ...errors import OptPipeError
+from ...schedule.shape import Shape
 from .chain import zeros
 from .cut import Cut
-from .models import build_stage, check_model, layer_counts, torch_dtype
+from .models import Decoder, build_stage, check_model, layer_counts, torch_dtype
 from .stage import StageWorker
 
 
@@ -120,7 +121,7 @@ class Plan:
         return (self.layers or ())[stage]
 
     def alike(self) -> list[int]:
-        """For each stage the first one that is just like it."""
+        """Return, for each stage, the first one that has the same layers."""
         assert self.layers is not None
         kinds = stage_kinds(self.model, self.layers)
         last = self.stages - 1
@@ -128,19 +129,58 @@ class Plan:
         return [keys.index(key) for key in keys]
 
     def worker(self, stage: int, device: str | torch.device, fill: bool = True) -> StageWorker:
-        """Return a worker with just this stage, its step begun with two microbatches."""
-        module = build_stage(
+        """Return a worker with just this stage."""
+        module = self.module(stage, device=device, fill=fill)
+        return StageWorker({stage: module}, self.stages, self.boundary, device=device, cut=self.cut)
+
+    def rank_worker(
+        self, shape: Shape, rank: int, device: str | torch.device = "cpu"
+    ) -> StageWorker:
+        """Return a worker with the stages of one rank, where the model is cut as `shape` says.
+
+        Raises:
+            OptPipeError: where `shape` cuts sequences into other slices.
+        """
+        there = max(1, len(self.slices))
+        if there != shape.slices:
+            raise OptPipeError(
+                f"slices: the schedule cuts sequences into {shape.slices}, the stages into {there}"
+            )
+        modules = {
+            stage: self.module(stage, shape.stages, device) for stage in shape.stages_of(rank)
+        }
+        return StageWorker(
+            modules, shape.stages, self.boundary, device=device, rank=rank, cut=self.cut
+        )
+
+    def step_batch(self, microbatches: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Return tokens and the tokens that follow them, (microbatches, microbatch, seq) each; the same everywhere."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = (microbatches, self.microbatch, self.seq + 1)
+        tokens = torch.randint(0, self.model.vocab, shape, generator=generator)
+        return tokens[..., :-1].contiguous(), tokens[..., 1:].contiguous()
+
+    def module(
+        self,
+        stage: int,
+        stages: int | None = None,
+        device: str | torch.device = "cpu",
+        fill: bool = True,
+    ) -> Decoder:
+        """Return a stage of the model, where it is cut into so many; default: as the plan says. ``module(0, 1)`` is
+        all of it, with the same weights (see `build_stage`)."""
+        count = stages or self.stages
+        return build_stage(
             self.model,
             stage,
-            self.stages,
+            count,
             seq=self.seq,
             dtype=self.dtype,
             device=device,
             seed=self.seed,
-            layers=self.layers,
+            layers=self.layers if count == self.stages else None,
             fill=fill,
         )
-        return StageWorker({stage: module}, self.stages, self.boundary, device=device, cut=self.cut)
 
     @property
     def boundary(self) -> tuple[tuple[int, ...], torch.dtype]:

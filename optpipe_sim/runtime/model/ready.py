@@ -44,7 +44,7 @@ class Ready:
             self.others[stage] = [p for p in mine if id(p) not in split]
 
     def after_backward(self, stage: int, fused: bool) -> None:
-        """A B or BW of the stage has ended."""
+        """Note that a B or BW of the stage has ended."""
         self.backward_left[stage] -= 1
         if not self.backward_left[stage]:
             self._complete(self.others[stage])
@@ -56,7 +56,7 @@ class Ready:
         return None if self.weight_left[stage] > 1 else lambda weight: self._complete([weight])
 
     def after_weight(self, stage: int) -> None:
-        """A W of the stage, or a BW, has ended."""
+        """Note that a W of the stage, or a BW, has ended."""
         self.weight_left[stage] -= 1
         if not self.weight_left[stage]:
             self._complete(self.split[stage])

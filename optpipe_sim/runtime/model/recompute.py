@@ -86,7 +86,7 @@ _active = threading.local()
 
 
 def part(name: str, run: Callable[..., Any], *inputs: Any, place: Place = (0, 1)) -> Any:
-    """``run(*inputs)``, a part of a stage that a level may recompute.
+    """Return ``run(*inputs)``, a part of a stage that a level may recompute.
 
     Args:
         run: draws the same numbers again with the same random state, and edits nothing in place
@@ -105,8 +105,9 @@ def mark_layers(layers: Sequence[nn.Module]) -> None:
 
 
 def checkpoint(function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-    """``torch.utils.checkpoint.checkpoint``, for the schedule to decide: `function` is a layer, which
-    the level ``full`` recomputes. Keywords but those of torch's function go to `function`."""
+    """Return ``function(*inputs)``, a layer that the level ``full`` recomputes: to be called in the place of
+    ``torch.utils.checkpoint.checkpoint``, where the schedule is to decide. Keywords but those of torch's function go
+    to `function`."""
     for own in ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "context_fn"):
         options.pop(own, None)
     return _layer(function, inputs, options, None)
@@ -148,7 +149,7 @@ class Dropping:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """For `part`, in here and in this thread."""
+        """Inside the block, have `part` follow this level in this thread."""
         before = getattr(_active, "dropping", None)
         _active.dropping = self
         try:
@@ -298,7 +299,7 @@ class _Input:
 
 
 class _Mode:
-    """The random numbers to come, and the autocast mode."""
+    """The state of the random generators, and the autocast mode, when it was made."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device if device.type == "cuda" else None
@@ -311,7 +312,7 @@ class _Mode:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """As it was; afterwards as it is now."""
+        """Inside the block, use the random state and autocast mode of F; restore the present ones afterwards."""
         now = self._random()
         with ExitStack() as stack:
             for kind, enabled, dtype in self.cast:
@@ -339,7 +340,7 @@ class NoSuchPart(RuntimeFault):
 
 
 class _Enough(Exception):
-    """All that was dropped is there again."""
+    """Ends a recomputation once all that was dropped is there again."""
 
 
 def _unused(_: Any) -> Tensor:

@@ -101,7 +101,7 @@ class Keys:
         for earlier in range(at):
             yield self.held[id(part), earlier].tensors()
 
-    def give(self, part: nn.Module, at: int, gradients: Sequence[Tensor]) -> None:
+    def add(self, part: nn.Module, at: int, gradients: Sequence[Tensor]) -> None:
         """Add to the gradients of an earlier slice."""
         assert self.gradients is not None
         place = id(part), at
@@ -113,7 +113,7 @@ class Keys:
                 one.copy_(gradient)
         self.summed[place] = sums
 
-    def take(self, part: nn.Module, at: int, gradients: Tensors) -> Tensors:
+    def summed_with(self, part: nn.Module, at: int, gradients: Tensors) -> Tensors:
         """Return the whole gradients of a slice: its own share and what later ones have given."""
         given = self.summed.pop((id(part), at), None)
         if given is None:
@@ -127,7 +127,7 @@ class Keys:
             del self.held[place]
 
     def held_bytes(self, at: int) -> int:
-        """Of the keys and values of a slice that are held."""
+        """Return the bytes of the keys and values of a slice that are held."""
         handles = [
             one for place, held in self.held.items() if place[1] == at for one in held.handles
         ]
@@ -206,7 +206,7 @@ def _start() -> int:
 
 
 def attend(part: SlicedAttention, query: Tensor, key: Tensor, value: Tensor, one: Slice) -> Tensor:
-    """Causal attention of a slice to itself and to all tokens before it: (batch, heads, tokens, width)."""
+    """Return the causal attention of a slice to itself and to all tokens before it: (batch, heads, tokens, width)."""
     one.hold(part, (key, value), -2)
     mixed: Tensor = _Attend.apply(query, key, value, part, one)
     return mixed
@@ -232,11 +232,11 @@ class _Attend(torch.autograd.Function):
         query, key, value, mixed, total = ctx.saved_tensors
         keys, at = ctx.slice.keys, ctx.slice.number
         dq, dk, dv = _kernel_backward(dy, query, (key, value), mixed, total, causal=True)
-        own = keys.take(ctx.part, at, (dk, dv))
+        own = keys.summed_with(ctx.part, at, (dk, dv))
         summed = dq.to(_sum_dtype(dq.dtype)) if at else dq
         for number, pair in enumerate(keys.before(ctx.part, at)):
             dq, dk, dv = _kernel_backward(dy, query, pair, mixed, total, causal=False)
-            keys.give(ctx.part, number, (dk, dv))
+            keys.add(ctx.part, number, (dk, dv))
             summed = summed + dq
         return summed.to(query.dtype), *own, None, None
 
@@ -288,8 +288,8 @@ class _Join(torch.autograd.Function):
                 *(each.split(ctx.lengths, ctx.dim) for each in gradients), strict=True
             )
             for number, each in enumerate(earlier):
-                keys.give(ctx.part, number, each)
-        return None, None, None, *keys.take(ctx.part, at, own)
+                keys.add(ctx.part, number, each)
+        return None, None, None, *keys.summed_with(ctx.part, at, own)
 
 
 def _kernel(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
@@ -303,7 +303,7 @@ def _kernel(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple
 def _kernel_backward(
     dy: Tensor, query: Tensor, pair: Tensors, mixed: Tensor, total: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, of a block of the keys; `mixed` and `total` are of all blocks."""
+    """Return the gradients of query, key and value, of a block of the keys; `mixed` and `total` are of all blocks."""
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         dy, query, *pair, mixed, total, 0.0, causal
     )
@@ -311,7 +311,7 @@ def _kernel_backward(
 
 
 def _summed(blocks: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Attention to all keys, from what blocks of them give; tokens before heads in memory, as the
+    """Return the attention to all keys, from that to blocks of them; tokens before heads in memory, as the
     kernel has it."""
     total = torch.logsumexp(torch.stack([each for _, each in blocks]), 0)
     summed: Tensor | None = None

@@ -86,7 +86,7 @@ class WeightQueue:
 
 
 def gradient_dtype(weight: nn.Parameter) -> torch.dtype:
-    """Of its `.grad`: the weight's, unless it says otherwise."""
+    """Return the dtype of its `.grad`: the weight's, unless ``grad_dtype`` says otherwise."""
     return getattr(weight, "grad_dtype", None) or weight.dtype
 
 
@@ -106,7 +106,7 @@ def zero_gradients(worker: HasParameters) -> None:
 
 
 def weight_gradient(weight: Tensor, x: Tensor, dy: Tensor) -> Tensor:
-    """dW of ``linear`` (weight: out x in) or of `batched` (weight: groups x in x out).
+    """Return dW of ``linear`` (weight: out x in) or of `batched` (weight: groups x in x out).
 
     The same GEMMs, with the same layouts, as autograd's own: bitwise the same numbers.
     """
@@ -181,7 +181,7 @@ def _split(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``torch.nn.functional.linear``, split in two where a worker runs it (`deferring`)."""
+    """Return ``torch.nn.functional.linear``, split in two where a worker runs it (`deferring`)."""
     if torch.compiler.is_compiling():  # its backward is compiled with it, and not taken apart
         return functional.linear(x, weight, bias)
     found = _split(x, weight, bias)
@@ -189,7 +189,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def batched(x: Tensor, weight: Tensor) -> Tensor:
-    """(groups, rows, in) times (groups, in, out), one GEMM per group; split like `linear`."""
+    """Return (groups, rows, in) times (groups, in, out), one GEMM per group; split like `linear`."""
     if torch.compiler.is_compiling():
         return x @ weight
     found = _split(x, weight, None)
@@ -200,7 +200,7 @@ class SplitLinear(nn.Linear):
     """An ``nn.Linear`` that can be split; outside of a worker it is a plain one."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x W^T + b."""
+        """Return x W^T + b."""
         return linear(x, self.weight, self.bias)
 
 

@@ -28,7 +28,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy over all tokens, in fp32 at least."""
+    """Return the mean cross entropy over all tokens, in fp32 at least."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return functional.cross_entropy(wide.flatten(0, -2), targets.flatten())
 
@@ -322,7 +322,7 @@ class StageWorker:
     # -- facts -------------------------------------------------------------------------------------
 
     def boundary(self, stage: int, gradient: bool = False, unit: int = 0) -> Layout:
-        """Shape and dtype of what `stage` sends forward of a unit, or of the `gradient` that it gets for it."""
+        """Return shape and dtype of what `stage` sends forward of a unit, or of the `gradient` that it gets for it."""
         boundary = self._boundary(stage, unit)
         return boundary.gradient if gradient else boundary.message
 
@@ -333,8 +333,8 @@ class StageWorker:
         return self.cut.boundary(found, unit)
 
     def held_bytes(self) -> int:
-        """Activation bytes on the device now: each storage that a saved tensor or a queued weight
-        gradient lives in, once."""
+        """Return the activation bytes on the device now: each storage of a saved tensor or a queued weight gradient,
+        once."""
         found: dict[int, int] = {}
         for flight in list(self._flights.values()):
             found.update(flight.slot.storages())
@@ -344,12 +344,12 @@ class StageWorker:
         return sum(found.values())
 
     def offload_sizes(self, stage: int, unit: int) -> list[int]:
-        """Bytes of each storage that an O of this activation copies, without keys and values that later
-        slices read."""
+        """Return the bytes of each storage that an O of this activation copies, without keys and values that later slices
+        read."""
         return [size for _, size in self._flight(stage, unit, "O", "F").slot.storages(stays=False)]
 
     def parameters(self) -> list[nn.Parameter]:
-        """Of all stages, each once: for the optimizer."""
+        """Return the parameters of all stages, each once: for the optimizer."""
         every = (p for _, module in sorted(self.modules.items()) for p in module.parameters())
         return list({id(parameter): parameter for parameter in every}.values())
 

@@ -78,7 +78,7 @@ class Handle:
 class HostSlab:
     """Host memory in large slabs, allocated storage by storage; pinned for CUDA, pageable otherwise.
 
-    A reload may still read a piece that is released: `give` is passed the event at which it ends, and the
+    A reload may still read a piece that is released: `release` is passed the event at which it ends, and the
     stream that next uses the piece waits for that event. The rest of a slab is kept for smaller pieces.
 
     Attributes:
@@ -95,11 +95,11 @@ class HostSlab:
     def reserve(self, sizes: Iterable[int]) -> None:
         """Allocate pieces of these sizes in advance: pinning host memory takes long and should not happen in a
         timed step."""
-        for piece in [self.take(size) for size in sorted(sizes, reverse=True)]:
-            self.give(piece)
+        for piece in [self.allocate(size) for size in sorted(sizes, reverse=True)]:
+            self.release(piece)
 
-    def take(self, size: int) -> Tensor:
-        """`size` bytes, contiguous."""
+    def allocate(self, size: int) -> Tensor:
+        """Return `size` bytes of host memory, contiguous."""
         room = max(1, -(-size // ALIGNMENT)) * ALIGNMENT
         with self._lock:
             free = self._free.get(room)
@@ -127,7 +127,7 @@ class HostSlab:
             self._rests.sort(key=Tensor.numel)  # the tightest fit first
         return piece
 
-    def give(self, piece: Tensor, end: Any = None) -> None:
+    def release(self, piece: Tensor, end: Any = None) -> None:
         """Release a piece; it is free once the event `end` has passed."""
         room = max(1, -(-piece.numel() // ALIGNMENT)) * ALIGNMENT
         whole = piece.as_strided((room,), (1,))
@@ -137,6 +137,12 @@ class HostSlab:
 
 class Slot:
     """The saved tensors of one stage and microbatch.
+
+    Its `state` goes one way: ``kept`` on the device; ``copying`` and ``copied`` in `offload`, with both copies; then
+    ``dropped``, with the host's alone; ``allocated``, with device memory that is not filled yet; ``back``. A method
+    called in another state raises, so no tensor is used where it is not. Entries that stay (keys and values of earlier
+    slices) and parts that are recomputed take no part in this. Every piece of host memory is back in the slab after
+    `reload` or `close`.
 
     Args:
         name: ``"2.5"``, stage and microbatch, for messages. `where`: the device, likewise.
@@ -155,7 +161,7 @@ class Slot:
     ) -> None:
         self.name, self.where = name, where
         self.left_out, self.slab, self.allocated = left_out, slab, allocated
-        self.state = "kept"  # kept, copying, copied, dropped, allocated, back
+        self.state = "kept"
         self.entries: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
         self.region: Dropped | None = None  # the part that runs now, if its tensors are dropped
         # what stands for dropped outputs of parts, by their storage, while it lives
@@ -279,7 +285,7 @@ class Slot:
         return found
 
     def storages(self, stays: bool = True) -> Iterator[tuple[int, int]]:
-        """Key and bytes of every storage that is on the device; without `stays`, of those that may be
+        """Yield key and bytes of every storage that is on the device; without `stays`, of those that may be
         offloaded at any time."""
         for entry in list(self.entries.values()):
             if entry.storage is not None and (stays or not entry.stays):
@@ -297,7 +303,7 @@ class Slot:
         for entry in list(self.entries.values()):
             if entry.stays and not keys:
                 continue
-            entry.host = self.slab.take(entry.size)
+            entry.host = self.slab.allocate(entry.size)
             self.pieces.append(entry.host)
             entry.host.copy_(_bytes(entry), non_blocking=True)
         self.offloaded = _event()
@@ -347,19 +353,19 @@ class Slot:
                     _bytes(entry).copy_(entry.host, non_blocking=True)
                     entry.host = None
             self.reloaded = _event()
-            self._give_back(self.reloaded)
+            self._release_pieces(self.reloaded)
             self.state = "back"
 
     def close(self) -> None:
         """Release everything, after B."""
-        self._give_back(self.offloaded)
+        self._release_pieces(self.offloaded)
         self.handles.clear()
         self.outputs.clear()
 
-    def _give_back(self, end: Any) -> None:
+    def _release_pieces(self, end: Any) -> None:
         """Return the host memory to the slab; a copy may use it until the event `end`."""
         for piece in self.pieces:
-            self.slab.give(piece, end)
+            self.slab.release(piece, end)
         self.pieces.clear()
 
 

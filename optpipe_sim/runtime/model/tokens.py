@@ -48,7 +48,7 @@ class Tokens:
     def batch(
         self, step: int, microbatches: int, microbatch: int, seq: int
     ) -> tuple[Tensor, Tensor]:
-        """Tokens, and the tokens that follow them, (microbatches, microbatch, seq) each.
+        """Return tokens, and the tokens that follow them, (microbatches, microbatch, seq) each.
 
         Raises:
             OptPipeError: where the text is shorter than one sequence.

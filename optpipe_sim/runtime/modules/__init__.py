@@ -1,1 +1,1 @@
-"""Stages of a user's own: a training step of them as a schedule says, their costs, their checkpoints."""
+"""A user's own stages: a training step of them as a schedule says (`PipelineStep`), checked beforehand, and their costs."""

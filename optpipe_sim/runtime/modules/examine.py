@@ -138,7 +138,7 @@ def examine(
 
 
 def _sent(made: Passed) -> tuple[Boundary | None, Any, str | None]:
-    """As plain data: the message as an array of bytes."""
+    """Return it as plain data, the message as an array of bytes."""
     if made.message is None:
         return made.boundary, None, made.problem
     flat = made.message.cpu().contiguous().view(-1).view(torch.uint8)

@@ -120,7 +120,7 @@ class ModuleStages:
         return [self.passed[stage].boundary for stage in range(self.stages - 1)]
 
     def marked_layers(self, stage: int) -> int:
-        """None that a profile counts."""
+        """Return 0: the layers of a user's modules are unknown."""
         return 0
 
     def alike(self) -> list[int]:

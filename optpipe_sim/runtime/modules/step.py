@@ -14,19 +14,16 @@ from ...ops import Op
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...stage_cost import StageCost
-from ..execute.device import current_device, executor_of, transport_of
-from ..execute.iteration import Iteration
+from ..execute.device import current_device
+from ..execute.rank_step import RankStep
 from ..execute.serial import run_serially
-from ..execute.transport import Transport
-from ..execute.warmup import warm_up
+from ..execute.transport import Loopback
 from ..group.pipeline_group import PipelineGroup
 from ..group.tied import Tied, TiedWeights
-from ..measure.memory import Meter
 from ..measure.memory import meter as meter_of
 from ..model.boundary import Boundary
 from ..model.cut import Cut
 from ..model.ready import Ready
-from ..model.split import zero_gradients
 from ..model.stage import Loss, StageWorker
 from ..program.prepare import prepare
 from .examine import examine, unchanged
@@ -81,6 +78,7 @@ class PipelineStep:
         begun: called with each op that starts.
 
     Attributes:
+        ranks: after the first call, the part of each rank of this process (`RankStep`).
         peaks: after a call with ``measure=True``, by rank of this process, the most activation bytes
             held between ops.
 
@@ -126,7 +124,7 @@ class PipelineStep:
         self.boundaries: list[Boundary | None] | None = None
         self.workers: dict[int, StageWorker] = {}
         self.peaks: dict[int, int] = {}
-        self._transport: Transport | None = None
+        self.ranks: dict[int, RankStep] = {}
         self._waiting: list[Any] = []
 
     @property
@@ -135,7 +133,7 @@ class PipelineStep:
         return self.prepared.schedule
 
     def parameters(self) -> list[nn.Parameter]:
-        """Of the stages of this process, each once: for the optimizer."""
+        """Return the parameters of this process's stages, each once: for the optimizer."""
         every = (p for _, module in sorted(self.modules.items()) for p in module.parameters())
         return list({id(parameter): parameter for parameter in every}.values())
 
@@ -163,16 +161,12 @@ class PipelineStep:
         if self.accumulate is not None:
             self._accumulate_in(self.accumulate)
         later = self._later()
-        for worker in self.workers.values():
-            zero_gradients(worker)
+        for rank, worker in self.workers.items():
             if self.ready is not None:
                 units = self.schedule.shape.units
                 worker.ready = Ready(worker.modules, units, self._told, {id(p) for p in later})
-            worker.start_step(*self._read(inputs, targets))
-        with nullcontext() if not measure else meter_of(self.device) as meter:
-            for worker in self.workers.values():
-                worker.allocated = None if meter is None else meter.add
-            loss = self._run(meter)
+            self.ranks[rank].start(*self._read(inputs, targets))
+        loss = self._run(measure)
         self.tied.add_up()
         if self.ready is not None:
             for parameter in later:
@@ -182,31 +176,20 @@ class PipelineStep:
         self._waiting.clear()
         return loss
 
-    def _run(self, meter: Meter | None) -> float | None:
-        if self.group.rank is None:
+    def _run(self, measure: bool) -> float | None:
+        if self.group.rank is not None:
+            one = self.ranks[self.group.rank]
+            record = one.run(one.meter() if measure else None)
+            if measure:
+                self.peaks = {one.rank: record.peak_bytes}
+            return record.loss
+        with nullcontext() if not measure else meter_of(self.device) as meter:
+            for worker in self.workers.values():
+                worker.allocated = None if meter is None else meter.add
             run = run_serially(self.prepared.lowered, self.workers, meter=meter, done=self.begun)
-            if meter is not None:
-                self.peaks = {r: max(held for _, held in each) for r, each in run.held.items()}
-            return run.loss
-        rank = self.group.rank
-        assert self._transport is not None
-        program = self.prepared.programs[rank]
-        worker = self.workers[rank]
-        record = executor_of(self.device)(
-            Iteration(
-                program,
-                self.schedule,
-                worker,
-                self._transport,
-                meter=meter,
-                timeout_s=self.timeout_s,
-                begun=self.begun,
-            )
-        )
-        if meter is not None:
-            self.peaks = {rank: record.peak_bytes}
-        loss = worker.finish_step()
-        return None if loss is None else float(loss)
+        if measure:
+            self.peaks = {r: max(held for _, held in each) for r, each in run.held.items()}
+        return run.loss
 
     def _told(self, parameter: nn.Parameter) -> None:
         assert self.ready is not None
@@ -215,7 +198,7 @@ class PipelineStep:
             self._waiting.append(work)
 
     def _later(self) -> list[nn.Parameter]:
-        """Parameters whose gradient is complete only at the end of the step."""
+        """Return the parameters whose gradient is complete only at the end of the step."""
         seen: set[int] = set()
         shared: dict[int, nn.Parameter] = {id(p): p for p in self.tied.every()}
         for _, module in sorted(self.modules.items()):
@@ -245,44 +228,41 @@ class PipelineStep:
             halves=halves,
         )
         boundaries = [getattr(found.get(s), "boundary", None) for s in range(shape.stages - 1)]
-        for rank in range(shape.devices):
-            if self.group.has(rank):
-                own = shape.stages_of(rank)
-                self.workers[rank] = StageWorker(
-                    {stage: self.modules[stage] for stage in own},
-                    shape.stages,
-                    boundaries,
-                    device=self.device,
-                    rank=rank,
-                    loss=self.loss,
-                    cut=Cut(self.slices, layouts={stage: found[stage].keys for stage in own}),
-                )
-        if self.group.rank is not None:
-            self._transport = transport_of(
-                self.device,
-                self.group.rank,
-                self.schedule,
-                self.prepared.programs,
-                self.timeout_s,
-                self.group.group,
+        for rank in filter(self.group.has, range(shape.devices)):
+            own = shape.stages_of(rank)
+            self.workers[rank] = StageWorker(
+                {stage: self.modules[stage] for stage in own},
+                shape.stages,
+                boundaries,
+                device=self.device,
+                rank=rank,
+                loss=self.loss,
+                cut=Cut(self.slices, layouts={stage: found[stage].keys for stage in own}),
+            )
+            self.ranks[rank] = RankStep(
+                self.workers[rank],
+                rank,
+                self.prepared,
+                # one process hands results over without messages
+                Loopback({}) if self.group.rank is None else None,
+                group=self.group.group,
+                timeout_s=self.timeout_s,
+                begun=self.begun,
             )
         self.boundaries = boundaries
         if self.device.type == "cuda":
             self._warm_up(inputs, targets)
 
     def _warm_up(self, inputs: Any, targets: Any) -> None:
-        """Have workspaces and pinned host memory allocated before any message is under way: that may wait for the
-        device, which then waits for another rank, which may do the same."""
+        """Warm up (see `RankStep.warm_up`), leaving random numbers and buffers as they were."""
         for rank, worker in self.workers.items():
             with ExitStack() as stack:
                 for module in worker.modules.values():
                     stack.enter_context(unchanged(module, self.device))
-                zero_gradients(worker)
-                worker.start_step(*self._read(inputs, targets))
-                warm_up(worker, self.prepared.programs[rank])
+                self.ranks[rank].warm_up(*self._read(inputs, targets))
 
     def _read(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
-        """What this process needs of a batch: nothing, where it has neither the first nor the last stage."""
+        """Return what this process needs of a batch: nothing, where it has neither the first nor the last stage."""
         last = self.schedule.shape.stages - 1
         return inputs if 0 in self.modules else (), targets if last in self.modules else ()
 
@@ -342,7 +322,7 @@ def _own(
     schedule: Schedule,
     group: PipelineGroup,
 ) -> dict[int, nn.Module]:
-    """The stages of this process, by number."""
+    """Return the stages of this process, by number."""
     shape = schedule.shape
     given = dict(modules) if isinstance(modules, Mapping) else dict(enumerate(modules))
     if not isinstance(modules, Mapping) and len(given) != shape.stages:
@@ -358,7 +338,7 @@ def _own(
 def _lengths(
     schedule: Schedule, profile: CostProfile | None, given: Sequence[int]
 ) -> tuple[int, ...]:
-    """Tokens of each slice: those given, or those that the profile says; none without slices."""
+    """Return the tokens of each slice: those given, or those of the profile; none without slices."""
     count = schedule.shape.slices
     work = None if profile is None else profile.meta.get("work")
     said = given or (work.get("slices") if isinstance(work, dict) else None) or ()
@@ -375,7 +355,7 @@ def _lengths(
 
 
 def uniform(schedule: Schedule) -> CostProfile:
-    """Costs of 1 for everything, and no bytes: an order of the ops, and no more."""
+    """Return a profile whose ops all take 1 ms, for callers that have none: it orders the ops, and limits no memory."""
     from ...profile import Offload
 
     shape = schedule.shape

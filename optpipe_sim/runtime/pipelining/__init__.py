@@ -1,1 +1,1 @@
-"""Schedules of this project under torch.distributed.pipelining."""
+"""A plan in the place of one of torch.distributed.pipelining's schedules."""

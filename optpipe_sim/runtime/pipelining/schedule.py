@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import torch
@@ -15,13 +15,11 @@ from ...ops import BW, B, C, F, Op, W
 from ...profile import CostProfile
 from ...profile_io import load_profile
 from ...schedule import Schedule
-from ..execute.device import current_device, executor_of, transport_of
-from ..execute.executor import Record
-from ..execute.iteration import Iteration
-from ..execute.transport import Transport
+from ..execute.device import current_device
+from ..execute.iteration import Record
+from ..execute.rank_step import RankStep
 from ..execute.warmup import warm_up
 from ..group.pipeline_group import PipelineGroup
-from ..measure.memory import meter as meter_of
 from ..modules.examine import examine, unchanged
 from ..modules.step import uniform
 from ..program.prepare import Prepared, check_whole, prepare
@@ -43,7 +41,7 @@ def schedule_class(
     memory_limit: int | Sequence[int] | None = None,
     timeout_s: float = 60.0,
 ) -> type[Any]:
-    """A class to use in the place of one from torch's `get_schedule_class`.
+    """Return a class to use in the place of one from torch's `get_schedule_class`.
 
         Schedule = schedule_class("plan.json", "profile.yaml")
         schedule = Schedule(stages, n_microbatches=8, loss_fn=loss)
@@ -119,7 +117,7 @@ class PlanSchedule(Runtime):
             if step.op.kind is F and step.do in ("post", "recv", "run", "send")
         ]
         self._loss_keywords: dict[str, Any] = {}
-        self._transport: Transport | None = None
+        self._one: RankStep | None = None
 
     def _load_csv(self, filename: str, format: str = "compute_only") -> None:
         """Refuse: torch's runtime would read the file, and this step would not look at it.
@@ -138,7 +136,7 @@ class PlanSchedule(Runtime):
         return_outputs: bool = True,
         loss_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """One iteration; arguments and result are those of torch's method."""
+        """Run one iteration; arguments and result are those of torch's method."""
         arg_mbs, kwarg_mbs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
         self._loss_keywords = loss_kwargs or {}
         last = next((stage for stage in self._stages if stage.is_last), None)
@@ -154,38 +152,25 @@ class PlanSchedule(Runtime):
             self._cold = False
         self.worker.begin(*batch)
         if self._has_backward:
-            self._run(self.worker)
+            self._run()
         else:
             self._evaluate(self.worker)
-        self.worker.finish_step()
+            self.worker.finish_step()
         if last is not None:
             self._internal_losses.extend(self.worker.losses())
             last.output_chunks.extend(made for _, made in sorted(self.worker.outputs.items()))
             self.worker.outputs = {}
         self._update_losses(self._stages, losses)
 
-    def _run(self, worker: TorchStages) -> None:
-        """All ops of this rank, and what FSDP does between them."""
-        assert self._transport is not None
+    def _run(self) -> None:
+        """Run all ops of this rank, and what FSDP does between them."""
+        assert self._one is not None
         for action in self._actions[None]:
             self._perform(action)
-        with nullcontext() if not self.measure else meter_of(self.device) as meter:
-            worker.allocated = None if meter is None else meter.add
-            self.record = executor_of(self.device)(
-                Iteration(
-                    self.prepared.programs[self._rank],
-                    self.prepared.schedule,
-                    worker,
-                    self._transport,
-                    meter=meter,
-                    timeout_s=self.timeout_s,
-                    begun=self._begin,
-                    ended=self._end,
-                )
-            )
+        self.record = self._one.run(self._one.meter() if self.measure else None)
 
     def _begin(self, op: Op) -> None:
-        """Before a compute op: its weights are there."""
+        """Have the weights of a compute op gathered before it starts."""
         stage = self._stage[op.stage]
         self._assert_unsharded(stage)
         modules = sharding(stage.submod)
@@ -203,7 +188,7 @@ class PlanSchedule(Runtime):
     # -- FSDP ------------------------------------------------------------------------------------------
 
     def _perform(self, action: Any) -> None:
-        """An action that is no op: weights are gathered or released, gradients reduced and scaled."""
+        """Perform an action that is no op: gather or release weights, or reduce and scale gradients."""
         stage = self._stage[action.stage_index]
         if action.computation_type == Kind.UNSHARD:
             self._unshard(stage)
@@ -247,15 +232,7 @@ class PlanSchedule(Runtime):
         for stage in self._stages:
             self._reshard(stage)
         boundaries = [getattr(found.get(s), "boundary", None) for s in range(shape.stages - 1)]
-        self._transport = transport_of(
-            self.device,
-            self._rank,
-            self.prepared.schedule,
-            self.prepared.programs,
-            self.timeout_s,
-            self.group.group,
-        )
-        return TorchStages(
+        made = TorchStages(
             modules,
             shape.stages,
             boundaries,
@@ -264,6 +241,16 @@ class PlanSchedule(Runtime):
             loss=self._loss,
             weights=weights,
         )
+        self._one = RankStep(
+            made,
+            self._rank,
+            self.prepared,
+            group=self.group.group,
+            timeout_s=self.timeout_s,
+            begun=self._begin,
+            ended=self._end,
+        )
+        return made
 
     def _loss(self, made: Any, target: Any) -> Tensor:
         assert self._loss_fn is not None
@@ -298,9 +285,9 @@ class PlanSchedule(Runtime):
     # -- without a backward ----------------------------------------------------------------------------
 
     def _evaluate(self, worker: TorchStages) -> None:
-        """`eval`: the forwards alone, in the schedule's order; FSDP gathers weights as it meets them."""
-        transport = self._transport
-        assert transport is not None
+        """Run the forwards alone, in the schedule's order, for `eval`; FSDP gathers weights as it meets them."""
+        assert self._one is not None
+        transport = self._one.transport
         made: dict[Op, Tensor | None] = {}
         with torch.no_grad():
             for do, op, peer in self._forwards:
@@ -332,7 +319,8 @@ def _action(op: Op) -> Any:
 
 
 def _actions(schedule: Schedule, rank: int) -> dict[Op | None, list[Any]]:
-    """After which op of a rank (None: before all) torch gathers and releases weights and reduces gradients."""
+    """Return, by op of a rank, where torch gathers and releases weights and reduces gradients after it (None: before
+    all)."""
     ops = [op for op in schedule.flat_programs[rank] if op.kind in KINDS]
     actions = add_unshard_reshard([_action(op) for op in ops])
     found: dict[Op | None, list[Any]] = {None: []}

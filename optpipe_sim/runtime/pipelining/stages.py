@@ -89,12 +89,16 @@ class TorchStages(StageWorker):
         values = pytree.tree_leaves([dict(each) for each in keywords])
         self.leave_out([*self.weights, *(value for value in values if isinstance(value, Tensor))])
 
+    def finish_step(self) -> None:
+        """End a step; torch's schedule reports its `losses`, one by one."""
+        super().finish_step()
+
     def losses(self) -> list[Tensor]:
-        """Of the last step, by microbatch."""
+        """Return the losses of the last step, by microbatch."""
         return [loss for _, loss in sorted(self._losses.items())]
 
     def leave_out(self, tensors: Any) -> None:
-        """As the base; sharded weights are in no graph."""
+        """Count these as no activations; sharded weights are in no graph."""
         super().leave_out(tensor for tensor in tensors if not isinstance(tensor, DTensor))
 
     def evaluate(self, stage: int, mb: int, x: Tensor | None) -> Tensor | None:

@@ -1,1 +1,1 @@
-"""The linear program of each rank: ops with their engines and waits, in issue order."""
+"""From a schedule to the linear program of each rank: steps with their engines and waits, in issue order."""

@@ -52,7 +52,7 @@ def issue_order(program: Program) -> tuple[Issue, ...]:
 
 
 def _hoisted(steps: list[Step]) -> Iterator[Step]:
-    """Grants in front of their anchors, where they can be."""
+    """Yield the steps with grants in front of their anchors, where everything that they wait for stands there."""
     runs = [at for at, step in enumerate(steps) if step.do == "run"]
     made_at: dict[Event, int] = {}
     for at, step in enumerate(steps):
@@ -82,7 +82,7 @@ def _hoisted(steps: list[Step]) -> Iterator[Step]:
 
 
 def _delayed(steps: list[Step]) -> Iterator[Step]:
-    """Grants behind the drops of their own O's."""
+    """Yield the steps with each grant behind the drop of its own O."""
     dropped: set[Op] = set()
     waiting: dict[Op, Step] = {}
     for step in steps:

@@ -30,8 +30,7 @@ class Prepared:
 def prepare(schedule: Schedule, profile: CostProfile, limit: Any = None) -> Prepared:
     """Return the programs of a schedule, one per rank. The halves of pairs run one after the other.
 
-    Lowering checks the schedule. That the programs of a lowered schedule neither hang, nor lose a message, nor
-    touch memory that is not there holds by construction (`program`); tests/helpers/ranks/soundness.py checks it.
+    Lowering checks the schedule; what holds of the programs then is said in `program`.
 
     Raises:
         OptPipeError: where it is not sound, does not keep the limit, offloads to drives, or recomputes at a

@@ -3,6 +3,15 @@
 A pure pass over a lowered schedule. One host thread can issue a program from first to last, as each step waits
 only for earlier ones (so it is issued to CUDA streams); or one thread per engine runs its own steps in order
 and waits for the events named (so it runs on CPU).
+
+What holds of the programs of a schedule, for any durations and any interleaving of the engines (tests check each
+rule on the programs alone: tests/helpers/ranks/soundness.py):
+
+- Each op runs once, after all its inputs.
+- Each message is sent, posted and received once, in one order for both ranks.
+- An activation is on the host before its memory is dropped; memory is allocated before a reload; what uses a
+  reloaded activation waits for it.
+- Walked through together, each as far as it can go, all programs come to their end.
 """
 
 from __future__ import annotations
@@ -10,7 +19,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ...op_costs import moves_of_keys, op_costs
@@ -111,7 +120,7 @@ def linear_programs(lowered: Lowered) -> tuple[Program, ...]:
 
 
 def levels_of(schedule: Schedule) -> dict[tuple[int, ...], str]:
-    """By stage and microbatch (and slice), the level of recomputation of what is not kept whole."""
+    """Return, by stage and microbatch (and slice), the level of recomputation of what is not kept whole."""
     names, table = schedule.levels
     return {
         tuple(schedule.shape.op(F, stage, unit)[1:]): names[number - 1]
@@ -122,7 +131,7 @@ def levels_of(schedule: Schedule) -> dict[tuple[int, ...], str]:
 
 
 def keys_moved(schedule: Schedule, profile: CostProfile) -> dict[Op, Op]:
-    """For each O that moves keys and values, the F of the microbatch's last slice, which it follows."""
+    """Return, for each O that moves keys and values, the F of the microbatch's last slice, which it follows."""
     if schedule.shape.slices == 1:
         return {}
     rows = zip(*(each.tolist() for each in moves_of_keys(schedule, profile)), strict=True)
@@ -130,7 +139,7 @@ def keys_moved(schedule: Schedule, profile: CostProfile) -> dict[Op, Op]:
 
 
 def inputs_of(schedule: Schedule) -> dict[Op, Op]:
-    """For each op that takes the result of a neighbouring stage, the op that makes it."""
+    """Return, for each op that takes the result of a neighbouring stage, the op that makes it."""
     stages = schedule.table[:, 1]
     waiting, needed = schedule.edges
     between = stages[waiting] != stages[needed]
@@ -236,8 +245,8 @@ def _anchored(program: Sequence[Op], at: int) -> Iterator[Op]:
 
 
 def _posts(schedule: Schedule, rank: int, inputs: dict[Op, Op]) -> dict[Op, list[Step]]:
-    """Before which compute op which receives are posted: those of the next compute op, and all
-    that the same peer sends earlier."""
+    """Return, by compute op, the receives that are posted before it: those of the next compute op, and all that the
+    same peer sends earlier."""
     place = schedule.shape.placement
     mine = {producer for consumer, producer in inputs.items() if place[consumer.stage] == rank}
     sent = {
@@ -262,8 +271,8 @@ def _posts(schedule: Schedule, rank: int, inputs: dict[Op, Op]) -> dict[Op, list
 
 
 def _turns(lowered: Lowered, rank: int) -> tuple[dict[Op, list[Step]], dict[Op, list[Step]]]:
-    """For transfers on host links that several ranks share, in the order of the lowered schedule: the turns to
-    wait for before each, and to pass on after it."""
+    """Return, by transfer on a host link that several ranks share, the turns to wait for before it, and those to pass
+    on after it, in the order of the lowered schedule."""
     schedule = lowered.schedule
     shared = lowered.profile.shares_copy_engine
     turns: dict[Op, list[Step]] = {}
@@ -282,10 +291,3 @@ def _turns(lowered: Lowered, rank: int) -> tuple[dict[Op, list[Step]], dict[Op, 
                     Step("pass", before, engine[before.kind], peer=here)
                 )
     return turns, passes
-
-
-def without(program: Program, do: str, op: Op) -> Program:
-    """Return the program without one step, for tests."""
-    return replace(
-        program, steps=tuple(s for s in program.steps if not (s.do == do and s.op == op))
-    )

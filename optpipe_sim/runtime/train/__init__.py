@@ -1,1 +1,1 @@
-"""Train, and switch to better schedules while training."""
+"""`optpipe-sim train`: training on ranks of this machine, which switches to better schedules as it runs."""

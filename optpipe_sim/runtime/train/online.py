@@ -109,7 +109,7 @@ class _Pending:
 
 
 class Switch:
-    """One rank's part in the agreement; all ranks call its methods in the same order.
+    """One rank's part in agreeing on a schedule; all ranks call its methods in the same order.
 
     Args:
         prepare: makes a proposal ready to run, or raises.
@@ -132,7 +132,7 @@ class Switch:
         return self._pending is not None
 
     def boundary(self, proposal: Proposal | None = None, stop: bool = False) -> Boundary:
-        """Between iterations: rank 0 broadcasts the state, and a proposal if it has one."""
+        """Agree on the state between iterations: rank 0 broadcasts it, and a proposal if it has one."""
         text = b""
         if proposal is not None and self._pending is None:
             text = json.dumps(
@@ -159,7 +159,7 @@ class Switch:
         loss: float | None,
         peak: int = 0,
     ) -> tuple[Report, Outcome | None]:
-        """After an iteration: exchange every rank's times, the loss, and the votes on the proposal.
+        """Exchange every rank's times, the loss, and the votes on the proposal after an iteration.
 
         One sum over all ranks, each of which fills in its own entries; in doubles, which hold
         times in ns exactly for a hundred days.

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import OptPipeError
+from ...files import plain
 from ...profile import CostProfile
 from ...schedule import Schedule
+from ..checkpoint import NAME, published
 from ..model.plan import Plan, model_shape
 from ..model.tokens import Tokens
 from ..program.prepare import Prepared, check_tier, check_whole, prepare
@@ -101,8 +104,30 @@ class TrainTask:
             "weight_decay": self.weight_decay,
         }
 
+    def checkpoint(self, folder: str | None = None) -> dict[str, Any]:
+        """Return what is known of the checkpoint to resume from, in `checkpoints` or a `folder`.
+
+        Raises:
+            OptPipeError: where there is none, or it is of another run: names what differs.
+        """
+        folder = folder or self.checkpoints or "--checkpoint"
+        path = Path(folder) / NAME
+        if not path.exists():
+            raise OptPipeError(
+                f"{folder}: no checkpoint to resume from; leave --resume out to start"
+            )
+        meta = published(folder, "`optpipe-sim train`", "identity")
+        before, wanted = meta["identity"], plain(self.identity)
+        for key in wanted:
+            if before.get(key) != wanted[key]:
+                raise OptPipeError(
+                    f"{path}: {key} was {before.get(key)}, now it is {wanted[key]};"
+                    " resume with the same, or start over without --resume"
+                )
+        return meta
+
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """The tokens of a step, on the device."""
+        """Return the tokens of a step and those that follow them, on the device."""
         shape = (self.schedule.shape.microbatches, self.plan.microbatch, self.plan.seq)
         tokens, targets = self.tokens.batch(step, *shape)
         return tokens.to(self.device), targets.to(self.device)
@@ -117,7 +142,7 @@ class TrainTask:
         return prepare(schedule, profile, self.limit)
 
     def planner(self, schedule: Schedule, step: int, epoch: int) -> Planner | None:
-        """The search for better schedules, on rank 0."""
+        """Return the search for better schedules, for rank 0; None where none is wanted."""
         if self.online is None:
             return None
         return Planner(schedule, self.profile, self.limit, self.online, step, epoch)
@@ -141,7 +166,7 @@ class TrainResult:
 
 
 def optimizer_for(parameters: list[torch.nn.Parameter], task: TrainTask) -> torch.optim.AdamW:
-    """AdamW, the same for a rank's share and for the whole model."""
+    """Return AdamW, the same for a rank's share and for the whole model."""
     return torch.optim.AdamW(
         parameters, lr=task.lr, betas=(0.9, 0.95), weight_decay=task.weight_decay
     )

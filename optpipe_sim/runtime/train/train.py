@@ -17,7 +17,6 @@ import torch
 from ...profile import CostProfile
 from ..execute.launch import Ranks
 from ..measure.profiler import measure
-from ..model.models import build_stage
 from ..model.plan import Plan
 from ..model.stage import token_loss
 from .task import NEWS, STOP, TrainResult, TrainTask, optimizer_for
@@ -45,7 +44,7 @@ def first_costs(
     levels: Sequence[str] = (),
     device: str = "cpu",
 ) -> CostProfile:
-    """Costs to start with: bytes, copies and times of each stage alone on this device, at `levels` of
+    """Measure the costs to start with: bytes, copies and times of each stage alone on this device, at `levels` of
     recomputation as well."""
     with one_thread():
         return measure(plan, device, SAMPLES, WARMUP, progress, levels=levels)
@@ -55,11 +54,9 @@ def first_costs(
 def unpipelined(
     task: TrainTask, steps: int, tick: Callable[[int], None] = lambda step: None
 ) -> list[float]:
-    """The losses of the same run without a pipeline, by plain autograd, from the first step on."""
+    """Return the losses of the same run without a pipeline, by plain autograd, from the first step on."""
     plan, m = task.plan, task.schedule.shape.microbatches
-    whole = build_stage(
-        plan.model, 0, 1, seq=plan.seq, dtype=plan.dtype, device=task.device, seed=plan.seed
-    )
+    whole = plan.module(0, 1, task.device)
     parameters = list(whole.parameters())
     optimizer = optimizer_for(parameters, task)
     found = []
@@ -116,7 +113,7 @@ class _Driver:
         self.ended = threading.Event()
 
     def run(self) -> TrainResult:
-        """The result of rank 0."""
+        """Run them; return the result of rank 0."""
         threading.Thread(target=self._work, daemon=True).start()
         going = True
         while going:
@@ -147,7 +144,7 @@ class _Driver:
 
 
 def switch_costs(result: TrainResult) -> list[dict[str, Any]]:
-    """What each switch cost, in ns.
+    """Return what each switch cost, in ns.
 
     ``stall_ns``: by how much the two pauses between iterations with an exchange (proposal, change)
     were longer than the median pause before; with noise it may be below 0. ``while_preparing_ns``:
@@ -199,7 +196,7 @@ class _Tail:
         self.path, self.at = path, 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Whole lines only."""
+        """Return the new rows, of whole lines only."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:

@@ -6,8 +6,8 @@ import json
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
@@ -16,16 +16,13 @@ from ...errors import OptPipeError
 from ...ops import O, Op
 from ...profile import CostProfile
 from ...schedule import Schedule
-from ..execute.device import executor_of, take_device, transport_of
-from ..execute.executor import Record
-from ..execute.iteration import Iteration
-from ..execute.task import clock_offset_ns, exchange_tied, stage_worker
-from ..execute.warmup import warm_up
+from ..checkpoint import load_stages, save_stages
+from ..execute.device import take_device
+from ..execute.rank_step import RankStep
+from ..execute.task import clock_offset_ns, exchange_tied
+from ..group.pipeline_group import PipelineGroup
 from ..measure.insitu import sample
-from ..measure.memory import meter as meter_of
-from ..model.split import zero_gradients
 from ..model.stage import StageWorker
-from .checkpoint import load_checkpoint, load_state, save_checkpoint
 from .online import Outcome, Report, Switch
 from .planner import Proposal
 from .task import NEWS, STOP, Slow, TrainResult, TrainTask, optimizer_for
@@ -44,21 +41,21 @@ class Trainer:
         self.task, self.rank, self.begun = task, rank, begun
         shape = task.schedule.shape
         self.now = task.prepare(rank, task.schedule, task.profile)
-        self.worker = stage_worker(task.plan, shape, rank, task.device)
-        self.slowed = _Slowed(self.worker, task.slow) if task.slow else None
+        self.worker = task.plan.rank_worker(shape, rank, task.device)
+        if task.slow:
+            _slow_down(self.worker, task.slow, lambda: self.step)
         self.optimizer = optimizer_for(self.worker.parameters(), task)
-        self.run_program = executor_of(task.device)
-        self.transport = transport_of(
-            task.device, rank, self.now.schedule, self.now.programs, task.timeout_s
+        self.rank_step = RankStep(
+            self.worker, rank, self.now, timeout_s=task.timeout_s, begun=begun
         )
         self.offset_ns = clock_offset_ns(rank, shape.devices)
         self.switch = Switch(rank, shape.devices, lambda s, p: task.prepare(rank, s, p))
         self.result = TrainResult()
         self.step = self.epoch = self.since = 0
         if task.resume and task.checkpoints:
-            meta = load_checkpoint(task.checkpoints, task.identity)
+            meta = task.checkpoint()
             self.step = meta["step"]
-            load_state(task.checkpoints, rank, self.step, self.worker, self.optimizer)
+            load_stages(task.checkpoints, meta, self.worker.modules, self.optimizer)
             self.result = TrainResult(meta["rows"], meta["events"], meta["phases"])
             self.epoch = len(self.result.phases)
         self.planner = task.planner(self.now.schedule, self.step, self.epoch) if rank == 0 else None
@@ -91,18 +88,18 @@ class Trainer:
             if boundary.stop:
                 self.result.stopped = True
                 break
-            zero_gradients(self.worker)
-            self.worker.start_step(*task.batch(self.step))
+            self.rank_step.start(*task.batch(self.step))
             began, metered = time.monotonic_ns(), self.since == METERED
-            record = self._iteration(boundary.zero_ns + self.offset_ns, metered)
+            record = self.rank_step.run(
+                self.rank_step.meter() if metered else None, boundary.zero_ns + self.offset_ns
+            )
             ran_ns = time.monotonic_ns() - began
-            loss = self.worker.finish_step()
             exchange_tied(self.worker, self.now.schedule.shape, self.rank)
             self.optimizer.step()
             report, outcome = self.switch.exchange(
                 self.now.schedule,
                 record.times_ns,
-                None if loss is None else float(loss),
+                record.loss,
                 record.peak_bytes,
             )
             if not math.isfinite(report.loss):
@@ -121,37 +118,15 @@ class Trainer:
         if task.checkpoints and saved != self.step:
             self._save()
 
-    def _iteration(self, zero_ns: int, metered: bool) -> Record:
-        if self.slowed is not None:
-            self.slowed.active = self.step >= self.slowed.slow.step
-        with meter_of(self.task.device) if metered else nullcontext() as meter:
-            self.worker.allocated = None if meter is None else meter.add
-            record = self.run_program(
-                Iteration(
-                    self.now.programs[self.rank],
-                    self.now.schedule,
-                    self.slowed or self.worker,
-                    self.transport,
-                    start_ns=zero_ns,
-                    meter=meter,
-                    timeout_s=self.task.timeout_s,
-                    begun=self.begun,
-                )
-            )
-        self.worker.allocated = None
-        return record
-
     def _warm_up(self) -> None:
         """Pin the host memory that the schedule needs, and load kernels, where that takes time."""
         if self.worker.slab.pinned:
-            zero_gradients(self.worker)
-            self.worker.start_step(*self.task.batch(self.step))
-            warm_up(self.worker, self.now.programs[self.rank])
+            self.rank_step.warm_up(*self.task.batch(self.step))
 
     # -- the switch ----------------------------------------------------------------------------------
 
     def _proposal(self) -> Proposal | None:
-        """The proposal of rank 0, if there is one now."""
+        """Return the proposal of rank 0, if there is one now."""
         if self.planner is None or self.switch.pending:
             return None
         proposal = self.planner.take()
@@ -176,7 +151,7 @@ class Trainer:
         began = time.monotonic_ns()
         self._end_phase()
         self.now = outcome.prepared
-        self.transport.follow(self.now.schedule)
+        self.rank_step.follow(self.now)
         self._warm_up()
         self.since = 0
         self.epoch += 1
@@ -277,28 +252,26 @@ class Trainer:
             "events": result.events,
             "phases": result.phases,
         }
-        save_checkpoint(
-            self.task.checkpoints, self.rank, self.step, self.worker, self.optimizer, meta
+        save_stages(
+            self.task.checkpoints,
+            self.worker.modules,
+            PipelineGroup(self.now.schedule.shape.devices),
+            self.step,
+            self.optimizer,
+            meta=meta,
         )
 
 
-class _Slowed:
-    """A worker whose compute ops of one stage take longer while it is `active`."""
+def _slow_down(worker: StageWorker, slow: Slow, step: Callable[[], int]) -> None:
+    """Have the compute ops of one stage take longer from a step on; `step` returns the present one."""
 
-    def __init__(self, worker: StageWorker, slow: Slow) -> None:
-        self.worker, self.slow, self.active = worker, slow, False
+    def slowed(plain: Callable[..., Any], stage: int, *arguments: Any, **options: Any) -> Any:
+        if stage == slow.stage and step() >= slow.step:
+            time.sleep(slow.extra_ns / 1e9)
+        return plain(stage, *arguments, **options)
 
-    def __getattr__(self, name: str) -> Any:
-        plain = getattr(self.worker, name)
-        if name not in ("forward", "backward", "recompute", "weight"):
-            return plain
-
-        def slowed(stage: int, *arguments: Any, **options: Any) -> Any:
-            if self.active and stage == self.slow.stage:
-                time.sleep(self.slow.extra_ns / 1e9)
-            return plain(stage, *arguments, **options)
-
-        return slowed
+    for name in ("forward", "backward", "recompute", "weight"):
+        setattr(worker, name, partial(slowed, getattr(worker, name)))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from optpipe_sim.ops import Op
-from optpipe_sim.runtime.execute.cuda import AHEAD
+from optpipe_sim.runtime.execute.streams import AHEAD
 from optpipe_sim.runtime.program.issue import Issue, issue_order
 from optpipe_sim.runtime.program.program import COMPUTE_ENGINE, Event, Program
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,10 +17,10 @@ from optpipe_sim.ops import BW, COMPUTE, B, C, F, O, Op, R
 from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.profile.parts import join
 from optpipe_sim.runtime.execute.serial import SerialRun, run_serially
-from optpipe_sim.runtime.execute.task import Modules, batch, stage_worker, zero_gradients
 from optpipe_sim.runtime.measure.footprint import StageBytes, stage_bytes
 from optpipe_sim.runtime.measure.memory import LiveBytes
 from optpipe_sim.runtime.model.plan import Plan
+from optpipe_sim.runtime.model.split import zero_gradients
 from optpipe_sim.runtime.model.stage import StageWorker
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.schedule.shape import Shape
@@ -51,10 +52,10 @@ def joined(results: Iterable[Mapping[str, Any]]) -> dict[str, Tensor]:
 def run_all(plan: Plan, lowered: Lowered) -> tuple[dict[int, StageWorker], SerialRun]:
     """The stages of all ranks after a run in this thread, memory measured; and what was measured."""
     shape = lowered.schedule.shape
-    workers = {rank: stage_worker(plan, shape, rank) for rank in range(shape.devices)}
+    workers = {rank: plan.rank_worker(shape, rank) for rank in range(shape.devices)}
     for worker in workers.values():
         zero_gradients(worker)
-        worker.start_step(*batch(plan, shape.microbatches, 0))
+        worker.start_step(*plan.step_batch(shape.microbatches, 0))
     with LiveBytes() as meter:
         for worker in workers.values():
             worker.allocated = meter.add
@@ -200,7 +201,20 @@ def residual_batch(microbatches: int, seed: int) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
-RESIDUAL = Modules(residual_worker, residual_batch)
+@dataclass(frozen=True)
+class OwnStages:
+    """Stages of no kind that the project knows, in the place of a plan: functions that ranks can import."""
+
+    worker: Callable[[Shape, int], StageWorker]
+
+    def rank_worker(self, shape: Shape, rank: int, device: str = "cpu") -> StageWorker:
+        return self.worker(shape, rank)
+
+    def step_batch(self, microbatches: int, seed: int) -> tuple[Tensor, Tensor]:
+        return residual_batch(microbatches, seed)
+
+
+RESIDUAL = OwnStages(residual_worker)
 
 
 class Faulty(Residual):

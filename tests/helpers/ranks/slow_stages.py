@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from optpipe_sim import CostProfile
-from optpipe_sim.runtime.confirm import single
-from optpipe_sim.runtime.execute.task import stage_worker
 from optpipe_sim.runtime.execute.worker import sleep_until
+from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.stage import StageWorker
 
 MS = 1_000_000
@@ -71,9 +70,11 @@ class Leaking(StageWorker):
 def as_(kind: type[StageWorker], monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the workers of this process be of that kind."""
 
-    def make(*args: Any) -> StageWorker:
-        worker = stage_worker(*args)
+    real = Plan.rank_worker
+
+    def make(self: Plan, *args: Any) -> StageWorker:
+        worker = real(self, *args)
         worker.__class__ = kind
         return worker
 
-    monkeypatch.setattr(single, "stage_worker", make)
+    monkeypatch.setattr(Plan, "rank_worker", make)

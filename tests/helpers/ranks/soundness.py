@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from optpipe_sim.errors import InvalidSchedule
 from optpipe_sim.ops import BW, B, C, F, O, Op, R, SliceOp, W
@@ -220,3 +221,8 @@ def _can_go(step: Step, rank: int, done: set[tuple[int, str, Op]]) -> bool:
     if step.do in _ARRIVES and (rank, _ARRIVES[step.do], step.op) not in done:
         return False
     return all((rank, event.point, event.op) in done for event in step.after)
+
+
+def without(program: Program, do: str, op: Op) -> Program:
+    steps = tuple(step for step in program.steps if not (step.do == do and step.op == op))
+    return replace(program, steps=steps)

@@ -17,7 +17,6 @@ from torch.distributed.tensor import distribute_tensor
 from optpipe_sim.errors import OptPipeError, RuntimeFault
 from optpipe_sim.ops import Op
 from optpipe_sim.runtime import PipelineStep, schedule_class
-from optpipe_sim.runtime.execute.task import batch, stage_worker
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.split import zero_gradients
 from optpipe_sim.runtime.model.stage import token_loss
@@ -57,8 +56,8 @@ class TorchJob:
 
     def perform(self, rank: int, begun: Callable[[Op], None] = lambda op: None) -> dict[str, Any]:
         shape, limit = self.schedule.shape, self.lowered.memory_limit
-        inputs, targets = batch(self.plan, shape.microbatches, 0)
-        modules = stage_worker(self.plan, shape, rank).modules
+        inputs, targets = self.plan.step_batch(shape.microbatches, 0)
+        modules = self.plan.rank_worker(shape, rank).modules
         zero_gradients(nn.ModuleList(modules.values()))  # as an optimizer leaves them
         x = (inputs.flatten(0, 1),) if 0 in modules else ()
         y = targets.flatten(0, 1) if shape.stages - 1 in modules else None
@@ -106,7 +105,7 @@ class TorchJob:
         """The same by `PipelineStep`."""
         held: list[tuple[Op, int]] = []
         step = PipelineStep(
-            stage_worker(self.plan, self.schedule.shape, rank).modules,
+            self.plan.rank_worker(self.schedule.shape, rank).modules,
             self.schedule,
             token_loss,
             profile=self.lowered.profile,
@@ -167,10 +166,10 @@ class ShardedJob:
         shape = self.lowered.schedule.shape
         ours = schedule_class(self.lowered.schedule, self.lowered.profile)
         alone = [dist.new_group([each]) for each in range(dist.get_world_size())][rank]
-        inputs, targets = batch(self.plan, shape.microbatches, rank)
+        inputs, targets = self.plan.step_batch(shape.microbatches, rank)
         found = []
         for kind in (ScheduleInterleaved1F1B, ours):
-            modules = stage_worker(self.plan, shape, 0).modules
+            modules = self.plan.rank_worker(shape, 0).modules
             stages = [
                 PipelineStage(self.sharded(module), at, shape.stages, CPU, group=alone)
                 for at, module in modules.items()

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
 
-from optpipe_sim.runtime.execute import cuda, gates
+from optpipe_sim.runtime.execute import gates, streams
 
 Clock = dict[int, int]
 Span = tuple[int, float]
@@ -164,7 +164,7 @@ class VirtualGpu(TorchDispatchMode):
             monkeypatch.setattr(torch.cuda, name, stand_in)
         monkeypatch.setattr(gates, "pinned_zeros", lambda n: torch.zeros(n, dtype=torch.int32))
         monkeypatch.setattr(gates, "driver", Driver)
-        cuda.copy_stream.cache_clear()
+        streams.copy_stream.cache_clear()
 
     # -- memory ----------------------------------------------------------------------------------
 

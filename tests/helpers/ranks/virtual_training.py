@@ -13,13 +13,11 @@ from torch_pipeline import TorchJob
 from virtual_gpu import OnHost, VirtualGpu, nccl
 
 from optpipe_sim.ops import Op
-from optpipe_sim.runtime.execute import cuda
+from optpipe_sim.runtime.execute import rank_step, streams
 from optpipe_sim.runtime.measure import profiler
 from optpipe_sim.runtime.measure.memory import LiveBytes
 from optpipe_sim.runtime.modules import examine
-from optpipe_sim.runtime.pipelining import schedule as pipelining
 from optpipe_sim.runtime.program.issue import Issue, issue_order
-from optpipe_sim.runtime.train import trainer
 from optpipe_sim.runtime.train.task import TrainResult
 from optpipe_sim.runtime.train.trainer import RankTraining
 
@@ -36,12 +34,11 @@ def gpu_of_this_rank() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(torch.cuda, "set_device", lambda number: None)
         patch.setattr(torch.cuda, "get_rng_state", lambda device: torch.get_rng_state())
         patch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
-        for module in (trainer, pipelining):
-            patch.setattr(module, "meter_of", lambda name: LiveBytes())
+        patch.setattr(rank_step, "meter_of", lambda device: LiveBytes())
         patch.setattr(examine, "_elsewhere", lambda *_: False)  # modules are on the host
         with OnHost(), gpu, nccl(gpu, carried=True) as sends:
             yield patch
-    cuda.copy_stream.cache_clear()
+    streams.copy_stream.cache_clear()
     assert gpu.faults == [], gpu.faults[0]
     assert sends
     # those of copies, once for all steps and schedules
@@ -61,7 +58,7 @@ class OnVirtualGpus(RankTraining):
     def perform(self, rank: int, begun: Callable[[Op], None] = lambda op: None) -> TrainResult:
         with gpu_of_this_rank() as patch:
             if self.forgetful:
-                patch.setattr(cuda, "issue_order", _without_waits)
+                patch.setattr(streams, "issue_order", _without_waits)
             return super().perform(rank, begun)
 
 

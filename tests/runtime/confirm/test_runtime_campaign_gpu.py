@@ -22,7 +22,7 @@ from benchmarks.gpu import campaign as campaigns
 from benchmarks.gpu import report as campaign_report
 from benchmarks.gpu.campaign import Campaign, Runner
 from optpipe_sim.errors import OptPipeError
-from optpipe_sim.runtime.execute import cuda
+from optpipe_sim.runtime.execute import streams
 from optpipe_sim.runtime.measure import copies, interference, machine, profiler
 from optpipe_sim.runtime.model.stage import StageWorker
 
@@ -64,7 +64,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualGpu]:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     with OnHost(), allocator, made:
         yield made
-    cuda.copy_stream.cache_clear()
+    streams.copy_stream.cache_clear()
     copies.streams.cache_clear()
 
 

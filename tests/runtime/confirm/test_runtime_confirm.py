@@ -25,7 +25,7 @@ from optpipe_sim.frameworks.imports.measured import read_run
 from optpipe_sim.ops import B, C, F, O, R
 from optpipe_sim.profile_io import save_profile
 from optpipe_sim.runtime.confirm import confirm as confirming
-from optpipe_sim.runtime.confirm import single
+from optpipe_sim.runtime.confirm import one_device
 from optpipe_sim.runtime.confirm.case import Case, free_bytes, plan_of
 from optpipe_sim.runtime.confirm.confirm import confirm
 from optpipe_sim.runtime.confirm.verdict import (
@@ -33,6 +33,7 @@ from optpipe_sim.runtime.confirm.verdict import (
     Tolerances,
 )
 from optpipe_sim.runtime.execute.launch import Ranks
+from optpipe_sim.runtime.execute.rank_step import RankStep
 from optpipe_sim.runtime.measure.fake import fake_profile
 from optpipe_sim.runtime.measure.machine import provenance
 from optpipe_sim.runtime.model.plan import Plan
@@ -226,7 +227,7 @@ def test_loop_runs_each_rank_alone(case, monkeypatch) -> None:
 
 def test_where_kernels_do_not_repeat_the_noise_of_the_reference_is_told(case, monkeypatch) -> None:
     """As on a GPU: by how much the unpipelined gradients are off from themselves, beside how far ours are."""
-    bench, real = single.Bench(case), single.make_contents
+    bench, real = one_device.Bench(case), one_device.make_contents
     off = {name: gradient.clone() for name, gradient in bench.check.wanted.items()}
     off["norm.weight"] *= 1.01
     bench.check.add(off)
@@ -236,7 +237,7 @@ def test_where_kernels_do_not_repeat_the_noise_of_the_reference_is_told(case, mo
         found.gradients["norm.weight"] *= 1.02
         return found
 
-    monkeypatch.setattr(single, "make_contents", another_time)
+    monkeypatch.setattr(one_device, "make_contents", another_time)
     assert bench.gradients(0.0).noise is None  # kernels of a CPU do repeat
     bench.case = replace(case, device="cuda")
     found = bench.gradients(0.0)
@@ -269,7 +270,7 @@ def test_out_of_memory_under_the_cap_is_an_answer(case, monkeypatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise RuntimeFault("rank 1: OutOfMemoryError: CUDA out of memory.")
 
-    monkeypatch.setattr(single, "sweep_ranks", full)
+    monkeypatch.setattr(one_device, "sweep_ranks", full)
     with pytest.raises(OutOfMemory, match=r"rank 1: .*capped at the limit"):
         confirm(replace(case, cap_memory=True), "loop")
     with pytest.raises(RuntimeFault, match="rank 1"):
@@ -354,7 +355,7 @@ def test_the_tables_say_what_holds_and_what_is_not_confirmed(line) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_mid_run_is_one_line(line, number, monkeypatch) -> None:
     usual = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(single, "run_alone", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setattr(RankStep, "run", lambda *_: os.kill(os.getpid(), number))
     answer = line("1f1b p.yaml -m 2 --mode loop --sweeps 1 --json --figure f.png")
     assert (answer.code, answer.err) == (130, "optpipe-sim: interrupted\n")
     assert answer.json["error"]["kind"] == "interrupted"

@@ -18,7 +18,7 @@ from optpipe_sim.runtime.confirm.verdict import (
     compare_gradients,
     peaks_after_ops,
 )
-from optpipe_sim.runtime.execute.alone import message_arrivals
+from optpipe_sim.runtime.execute.sweeps import message_arrivals
 from optpipe_sim.sim.difference import compare_traces
 from optpipe_sim.sim.lower import lower
 

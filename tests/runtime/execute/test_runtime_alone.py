@@ -17,11 +17,10 @@ from strategies import SEEDS
 
 from optpipe_sim import build
 from optpipe_sim.ops import R
-from optpipe_sim.runtime.execute.alone import arrivals, message_arrivals, received, sweep_ranks
-from optpipe_sim.runtime.execute.contents import make_contents
-from optpipe_sim.runtime.execute.executor import Record, measured_trace
+from optpipe_sim.runtime.execute.iteration import Record, measured_trace
 from optpipe_sim.runtime.execute.serial import run_serially
-from optpipe_sim.runtime.execute.task import batch, reference, stage_worker
+from optpipe_sim.runtime.execute.sweeps import arrivals, message_arrivals, received, sweep_ranks
+from optpipe_sim.runtime.execute.unpipelined import make_contents, reference
 from optpipe_sim.runtime.model.split import zero_gradients
 from optpipe_sim.sim.in_situ import InSitu, compose, in_situ
 from optpipe_sim.sim.lower import Lowered, lower
@@ -156,9 +155,9 @@ def test_messages_and_gradients_made_one_stage_at_a_time(model: object, name: st
     lowered = lower(schedule, profile.for_shape(schedule.shape))
     workers = {}
     for rank in (0, 1):
-        workers[rank] = stage_worker(plan, schedule.shape, rank)
+        workers[rank] = plan.rank_worker(schedule.shape, rank)
         zero_gradients(workers[rank])
-        workers[rank].start_step(*batch(plan, 4, 0))
+        workers[rank].start_step(*plan.step_batch(4, 0))
     wanted = run_serially(lowered, workers, keep=True).contents
     found = make_contents(plan, schedule, 0)
     assert found.messages.keys() == wanted.keys()

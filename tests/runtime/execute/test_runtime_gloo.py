@@ -28,7 +28,7 @@ from runtime_cases import (
     with_levels,
     with_offloads,
 )
-from soundness import check_programs
+from soundness import check_programs, without
 from torch import Tensor
 
 from optpipe_sim import build
@@ -37,10 +37,11 @@ from optpipe_sim.errors import InvalidSchedule, OptPipeError, RuntimeFault
 from optpipe_sim.ops import BW, O, W
 from optpipe_sim.processes.signals import is_running
 from optpipe_sim.profile import Offload
-from optpipe_sim.runtime.execute.executor import measured_trace
+from optpipe_sim.runtime.execute.iteration import measured_trace
 from optpipe_sim.runtime.execute.launch import Ranks
-from optpipe_sim.runtime.execute.task import Modules, Result, Task, reference
-from optpipe_sim.runtime.program.program import linear_programs, without
+from optpipe_sim.runtime.execute.task import Result, Task
+from optpipe_sim.runtime.execute.unpipelined import reference
+from optpipe_sim.runtime.program.program import linear_programs
 from optpipe_sim.schedules import REGISTRY
 from optpipe_sim.sim.lower import Lowered, lower
 
@@ -50,7 +51,7 @@ SLACK_BYTES = 1 << 17  # messages
 
 
 def run(
-    ranks: Ranks, lowered: Lowered, model: Model | Modules, **changes: object
+    ranks: Ranks, lowered: Lowered, model: Model | cases.OwnStages, **changes: object
 ) -> tuple[list[Result], dict[str, Tensor]]:
     """Results, and the gradients of all ranks by name."""
     task = Task(
@@ -58,7 +59,7 @@ def run(
         lowered.profile,
         lowered.memory_limit,
         mode="gradient",
-        plan=model if isinstance(model, Modules) else plan_of(model, ranks.count),
+        plan=model if isinstance(model, cases.OwnStages) else plan_of(model, ranks.count),
         gradients=True,
     )
     results = ranks.run(replace(task, **changes))
@@ -324,7 +325,7 @@ def test_a_stage_that_fails(mortal: Ranks):
         lowered.schedule,
         lowered.profile,
         mode="gradient",
-        plan=Modules(cases.broken_worker, cases.residual_batch),
+        plan=cases.OwnStages(cases.broken_worker),
     )
     message = fault(mortal, task)
     assert message == "rank 1: run F1.3: ValueError: the fourth is one too many"
@@ -339,7 +340,7 @@ def test_a_rank_that_is_killed(mortal: Ranks):
         lowered.schedule,
         lowered.profile,
         mode="gradient",
-        plan=Modules(cases.killed_worker, cases.residual_batch),
+        plan=cases.OwnStages(cases.killed_worker),
     )
     assert fault(mortal, task) == "rank 1 died (killed by SIGKILL); its last op was F1.3"
 

@@ -17,19 +17,13 @@ from optpipe_sim import Schedule, build
 from optpipe_sim.errors import RuntimeFault
 from optpipe_sim.op_costs import op_costs
 from optpipe_sim.ops import BW, B, C, F, O, Op, R
-from optpipe_sim.runtime.execute import cuda
-from optpipe_sim.runtime.execute.executor import measured_trace
-from optpipe_sim.runtime.execute.iteration import Iteration
+from optpipe_sim.runtime.execute import streams
+from optpipe_sim.runtime.execute.iteration import Iteration, measured_trace
 from optpipe_sim.runtime.execute.serial import run_serially
-from optpipe_sim.runtime.execute.task import (
-    batch,
-    named_gradients,
-    reference,
-    stage_worker,
-    zero_gradients,
-)
 from optpipe_sim.runtime.execute.transport import Loopback
+from optpipe_sim.runtime.execute.unpipelined import named_gradients, reference
 from optpipe_sim.runtime.measure.memory import LiveBytes
+from optpipe_sim.runtime.model.split import zero_gradients
 from optpipe_sim.runtime.program.issue import issue_order
 from optpipe_sim.runtime.program.program import Event, linear_programs
 from optpipe_sim.sim.lower import lower
@@ -155,13 +149,6 @@ class Mark:
         return (later.at - self.at) / 1e6
 
 
-class Forgetful(Loopback):
-    """Messages are out as soon as they are sent."""
-
-    def send(self, op: Op, tensor: torch.Tensor, peer: int) -> None:
-        assert tensor.shape == self.contents[op].shape
-
-
 @pytest.fixture
 def quick_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the place of a GPU: the CPU, by the calls that a GPU would get."""
@@ -177,10 +164,10 @@ def quick_device(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, stand_in)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    cuda.copy_stream.cache_clear()
+    streams.copy_stream.cache_clear()
     yield
     torch.set_num_threads(before)
-    cuda.copy_stream.cache_clear()
+    streams.copy_stream.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v", "po-h"])
@@ -192,9 +179,9 @@ def test_the_order_of_issue_gives_the_gradients_and_the_memory(name: str, quick_
     plan = plan_of(GPT, 2)
 
     def worker(rank: int):
-        made = stage_worker(plan, schedule.shape, rank)
+        made = plan.rank_worker(schedule.shape, rank)
         zero_gradients(made)
-        made.start_step(*batch(plan, 6, 0))
+        made.start_step(*plan.step_batch(6, 0))
         return made
 
     contents = run_serially(lowered, {0: worker(0), 1: worker(1)}, keep=True).contents
@@ -205,8 +192,8 @@ def test_the_order_of_issue_gives_the_gradients_and_the_memory(name: str, quick_
         own = worker(program.rank)
         with LiveBytes() as meter:
             own.allocated = meter.add
-            record = cuda.run_program(
-                Iteration(program, lowered.schedule, own, Forgetful(contents), meter=meter)
+            record = streams.run_program(
+                Iteration(program, lowered.schedule, own, Loopback(contents), meter=meter)
             )
         own.finish_step()
         records.append(record)
@@ -221,17 +208,17 @@ def test_the_order_of_issue_gives_the_gradients_and_the_memory(name: str, quick_
 def test_a_device_that_hangs_is_noticed(quick_device: None, monkeypatch: pytest.MonkeyPatch):
     lowered = lower(build("1f1b", profile_of(GPT, 2), 4), profile_of(GPT, 2))
     plan = plan_of(GPT, 2)
-    own = stage_worker(plan, lowered.schedule.shape, 0)
-    own.start_step(*batch(plan, 4, 0))
+    own = plan.rank_worker(lowered.schedule.shape, 0)
+    own.start_step(*plan.step_batch(4, 0))
     anything = defaultdict(lambda: torch.zeros(plan.boundary[0]))
     monkeypatch.setattr(Mark, "query", lambda self: False)
     with pytest.raises(RuntimeFault, match=r"rank 0: F0\.0 has not ended within 0\.1 s"):
-        cuda.run_program(
+        streams.run_program(
             Iteration(
                 linear_programs(lowered)[0],
                 lowered.schedule,
                 own,
-                Forgetful(anything),
+                Loopback(anything),
                 timeout_s=0.1,
             )
         )

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import runtime_cases as cases
 import stage_cases
 import torch
 from runtime_cases import (
@@ -32,7 +31,8 @@ from optpipe_sim.runtime.confirm.case import plan_of as plan_of_profile
 from optpipe_sim.runtime.confirm.verdict import compare_gradients, peaks_after_ops
 from optpipe_sim.runtime.execute.launch import Ranks
 from optpipe_sim.runtime.execute.serial import SerialRun
-from optpipe_sim.runtime.execute.task import Task, batch, named_gradients, reference, stage_worker
+from optpipe_sim.runtime.execute.task import Task
+from optpipe_sim.runtime.execute.unpipelined import named_gradients, reference
 from optpipe_sim.runtime.measure.profiler import measure
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.split import zero_gradients
@@ -70,7 +70,7 @@ def in_order(plan: Plan, m: int) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients slice by slice in one process: each microbatch forward, then back."""
     worker = Plan(plan.model, 1, 1, plan.seq, plan.microbatch, slices=plan.slices).worker(0, "cpu")
     zero_gradients(worker)
-    worker.start_step(*batch(plan, m, 0))
+    worker.start_step(*plan.step_batch(m, 0))
     for mb in range(m):
         units = range(mb * len(plan.slices), (mb + 1) * len(plan.slices))
         for unit in units:
@@ -249,7 +249,7 @@ def test_an_offload_of_keys_waits_for_the_last_forward() -> None:
 def test_slices_in_a_wrong_order() -> None:
     plan = plan_of(GPT, 1, 1, EQUAL[2])
     worker = plan.worker(0, "cpu")
-    worker.start_step(*batch(plan, 1, 0))
+    worker.start_step(*plan.step_batch(1, 0))
     with pytest.raises(
         RuntimeFault, match=r"F0\.0/1 on rank 0 .*keys and values of 1 slices; 0 have"
     ):
@@ -282,9 +282,9 @@ def test_what_cannot_run_in_slices() -> None:
     with pytest.raises(OptPipeError, match="into 2; torch's pipelines take whole sequences"):
         schedule_class(schedule, profile)
     with pytest.raises(OptPipeError, match="the schedule cuts sequences into 2, the stages into 4"):
-        stage_worker(plan_of(GPT, 2, 1, EQUAL[4]), schedule.shape, 0)
+        plan_of(GPT, 2, 1, EQUAL[4]).rank_worker(schedule.shape, 0)
     with pytest.raises(OptPipeError, match="the schedule cuts sequences into 2, the stages into 1"):
-        stage_worker(cases.RESIDUAL, schedule.shape, 0)
+        plan_of(GPT, 2).rank_worker(schedule.shape, 0)
     with pytest.raises(OptPipeError, match="slices: experts has experts"):
         plan_of(EXPERTS, 2, 1, EQUAL[2])
     with pytest.raises(

@@ -15,20 +15,15 @@ from virtual_gpu import VirtualGpu, nccl
 from optpipe_sim import build
 from optpipe_sim.ops import C, O, R
 from optpipe_sim.profile import Offload
-from optpipe_sim.runtime.execute import cuda
+from optpipe_sim.runtime.execute import streams
 from optpipe_sim.runtime.execute.gates import GatedLoopback
 from optpipe_sim.runtime.execute.iteration import Iteration
 from optpipe_sim.runtime.execute.nccl import Nccl
 from optpipe_sim.runtime.execute.serial import run_serially
-from optpipe_sim.runtime.execute.task import (
-    batch,
-    named_gradients,
-    reference,
-    stage_worker,
-    zero_gradients,
-)
+from optpipe_sim.runtime.execute.unpipelined import named_gradients, reference
 from optpipe_sim.runtime.execute.warmup import most_offloaded, warm_up
 from optpipe_sim.runtime.model import stash
+from optpipe_sim.runtime.model.split import zero_gradients
 from optpipe_sim.runtime.model.stage import StageWorker
 from optpipe_sim.runtime.program.issue import issue_order
 from optpipe_sim.runtime.program.program import levels_of, linear_programs
@@ -42,7 +37,7 @@ LEVELS = ("norms+mlp", "full", "stage")
 @pytest.fixture(autouse=True)
 def _no_streams_left() -> Iterator[None]:
     yield
-    cuda.copy_stream.cache_clear()
+    streams.copy_stream.cache_clear()
 
 
 @pytest.fixture
@@ -68,19 +63,19 @@ def lowered_of(name: str, shared: bool = False, apart: bool | None = None) -> Lo
 
 def started(lowered: Lowered, rank: int, gpu: VirtualGpu) -> StageWorker:
     """The stages of a rank on the virtual GPU, at the start of a step."""
-    worker = stage_worker(PLAN, lowered.schedule.shape, rank)
+    worker = PLAN.rank_worker(lowered.schedule.shape, rank)
     zero_gradients(worker)
-    worker.start_step(*batch(PLAN, M, 0))
+    worker.start_step(*PLAN.step_batch(M, 0))
     worker._compute = gpu.compute  # as on a CUDA device
     return worker
 
 
 def contents_of(lowered: Lowered) -> dict[Any, torch.Tensor]:
     """What the ranks send to each other."""
-    workers = [stage_worker(PLAN, lowered.schedule.shape, rank) for rank in (0, 1)]
+    workers = [PLAN.rank_worker(lowered.schedule.shape, rank) for rank in (0, 1)]
     for worker in workers:
         zero_gradients(worker)
-        worker.start_step(*batch(PLAN, M, 0))
+        worker.start_step(*PLAN.step_batch(M, 0))
     return run_serially(lowered, dict(enumerate(workers)), keep=True).contents
 
 
@@ -91,7 +86,7 @@ def run_alone(lowered: Lowered, gpu: VirtualGpu, rank: int) -> StageWorker:
     with gpu:
         transport = GatedLoopback(contents)
         program = linear_programs(lowered)[rank]
-        cuda.run_program(Iteration(program, lowered.schedule, worker, transport))
+        streams.run_program(Iteration(program, lowered.schedule, worker, transport))
     return worker
 
 
@@ -154,7 +149,7 @@ def test_seeded_faults_are_found(
 
         return order
 
-    patched(monkeypatch, cuda, "issue_order", without_waits)
+    patched(monkeypatch, streams, "issue_order", without_waits)
     if what == "event":  # the slot waits as well
         patched(monkeypatch, stash.Slot, "drop", lambda real: lambda slot, stream: real(slot))
     run_alone(lowered, gpu, 0)
@@ -168,15 +163,15 @@ def test_a_piece_of_host_memory_is_not_written_while_a_reload_reads_it(
     slab = stash.HostSlab(pinned=False)
     out, back = gpu.new_stream(), gpu.new_stream()
     with gpu:
-        piece, target = slab.take(1000), torch.zeros(1000, dtype=torch.uint8)
+        piece, target = slab.allocate(1000), torch.zeros(1000, dtype=torch.uint8)
         back.wait_event(stash._event())
         with gpu.on(back):
             target.copy_(piece)
             end = stash._event()
         address = piece.data_ptr()
-        slab.give(piece, end if marked else None)
+        slab.release(piece, end if marked else None)
         with gpu.on(out):
-            again = slab.take(1000)
+            again = slab.allocate(1000)
             assert again.data_ptr() == address
             again.copy_(torch.ones(1000, dtype=torch.uint8))
     assert bool(gpu.faults) is not marked
@@ -211,10 +206,12 @@ def test_host_memory_is_pinned_before_the_step(gpu: VirtualGpu) -> None:
             if warm:
                 warm_up(worker, program)
                 zero_gradients(worker)
-                worker.start_step(*batch(PLAN, M, 0))
+                worker.start_step(*PLAN.step_batch(M, 0))
                 worker._compute = gpu.compute
             before = worker.slab.reserved
-            cuda.run_program(Iteration(program, lowered.schedule, worker, GatedLoopback(contents)))
+            streams.run_program(
+                Iteration(program, lowered.schedule, worker, GatedLoopback(contents))
+            )
             worker.finish_step()
         assert (worker.slab.reserved == before) is warm
     _, expected = reference(PLAN, M, 0)
@@ -240,7 +237,9 @@ def test_nccl_messages_race_with_nothing_and_leave_when_they_are_sent(gpu: Virtu
             for work in sends:
                 work.done = True
 
-        cuda.run_program(Iteration(programs[0], lowered.schedule, worker, transport, begun=begun))
+        streams.run_program(
+            Iteration(programs[0], lowered.schedule, worker, transport, begun=begun)
+        )
         assert not any(work.stashed for work in sends)
     assert gpu.faults == []
     assert len(sends) == M
@@ -264,7 +263,7 @@ def test_a_send_that_is_released_too_early_is_found(
             sends[-1].stashed.clear()
 
         monkeypatch.setattr(Nccl, "send", forgetful)
-        cuda.run_program(Iteration(programs[0], lowered.schedule, worker, transport))
+        streams.run_program(Iteration(programs[0], lowered.schedule, worker, transport))
     assert any(text.startswith("early reuse") for text in gpu.faults)
 
 
@@ -276,7 +275,7 @@ def test_a_message_is_not_read_before_it_is_there(
     with gpu, nccl(gpu):
         transport = Nccl(1, programs)
         monkeypatch.setattr(Nccl, "recv", lambda self, op, peer: self._posted.pop(op)[1])
-        cuda.run_program(
+        streams.run_program(
             Iteration(programs[1], lowered.schedule, started(lowered, 1, gpu), transport)
         )
     assert any(text.startswith("race") for text in gpu.faults)

@@ -33,16 +33,11 @@ from optpipe_sim.ops import C, O, Op, R
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.runtime.confirm.verdict import peaks_after_ops
 from optpipe_sim.runtime.execute.serial import run_serially
-from optpipe_sim.runtime.execute.task import (
-    batch,
-    named_gradients,
-    reference,
-    stage_worker,
-    zero_gradients,
-)
+from optpipe_sim.runtime.execute.unpipelined import named_gradients, reference
 from optpipe_sim.runtime.measure.footprint import StageBytes, stage_bytes
 from optpipe_sim.runtime.measure.memory import LiveBytes
 from optpipe_sim.runtime.model.recompute import level_of, part
+from optpipe_sim.runtime.model.split import zero_gradients
 from optpipe_sim.runtime.model.stage import StageWorker
 from optpipe_sim.runtime.train.planner import in_order
 from optpipe_sim.schedule import Schedule
@@ -141,9 +136,9 @@ def test_memory_inside_ops_is_within_the_working_memory(level: str, name: str, a
     assert size.reserve <= 1.25 * max(size.inside.values())
     schedule = build(f"{name}:recompute={level},apart={'yes' if apart else 'no'}", profile, 2)
     lowered = lower(schedule, profile)
-    worker = stage_worker(plan, schedule.shape, 0)
+    worker = plan.rank_worker(schedule.shape, 0)
     zero_gradients(worker)
-    worker.start_step(*batch(plan, 2, 0))
+    worker.start_step(*plan.step_batch(2, 0))
     with LiveBytes() as meter:
         run_serially(lowered, {0: worker}, meter=meter)
         most = meter.peak()

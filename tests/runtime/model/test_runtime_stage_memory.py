@@ -121,7 +121,7 @@ def test_host_memory_is_reused() -> None:
         worker.reload(1, 0)
         worker.backward(1, 0, torch.ones_like(y), fused=True)
     assert slab.reserved == SIZE
-    one, two = slab.take(100), slab.take(100)
+    one, two = slab.allocate(100), slab.allocate(100)
     assert one.data_ptr() != two.data_ptr()
     assert one.numel() == 100
 
@@ -133,7 +133,7 @@ def test_pinned_memory_is_little_more_than_what_is_offloaded(
     monkeypatch.setattr(
         stash, "_host_memory", lambda size, pinned: torch.empty(size, device="meta")
     )
-    monkeypatch.setattr(HostSlab, "give", lambda self, piece, end=None: None)
+    monkeypatch.setattr(HostSlab, "release", lambda self, piece, end=None: None)
     plan = Plan(load_model("llama2-7b"), 8, seq=4096, dtype="bf16")
     sizes = fake_bytes(plan, 1).copied
     for count in (1, 3, 8):
@@ -146,10 +146,10 @@ def test_reserved_host_memory_is_used_before_more_is_allocated() -> None:
     slab = HostSlab(pinned=False)
     slab.reserve((3000, 100, 3000))
     before = slab.reserved
-    pieces = [slab.take(size) for size in (3000, 3000, 100)]
+    pieces = [slab.allocate(size) for size in (3000, 3000, 100)]
     assert slab.reserved == before >= 6100
     assert len({piece.data_ptr() for piece in pieces}) == 3
-    slab.take(100)
+    slab.allocate(100)
     assert slab.reserved > before
 
 

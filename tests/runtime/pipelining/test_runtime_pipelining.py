@@ -15,7 +15,7 @@ from optpipe_sim.errors import OptPipeError
 from optpipe_sim.ops import O, Op
 from optpipe_sim.runtime import schedule_class
 from optpipe_sim.runtime.execute.launch import Ranks
-from optpipe_sim.runtime.execute.task import reference
+from optpipe_sim.runtime.execute.unpipelined import reference
 from optpipe_sim.sim.lower import Lowered, lower
 
 NEAR, SLACK_BYTES = 1.05, 1 << 17  # messages

@@ -13,7 +13,7 @@ import torch
 from hypothesis import assume, given
 from lowered_cases import lowered_cases
 from runtime_cases import GPT, plan_of
-from soundness import check_programs, clocks, surely
+from soundness import check_programs, clocks, surely, without
 from strategies import SEEDS
 
 from optpipe_sim import Schedule, build
@@ -32,7 +32,6 @@ from optpipe_sim.runtime.program.program import (
     Step,
     inputs_of,
     linear_programs,
-    without,
 )
 from optpipe_sim.sim.lower import lower
 from optpipe_sim.stage_cost import RecomputeLevel

@@ -33,8 +33,8 @@ from optpipe_sim import build
 from optpipe_sim.errors import InvalidSchedule, OptPipeError
 from optpipe_sim.files import read_mapping
 from optpipe_sim.ops import BW, B, F, Op, W
+from optpipe_sim.runtime.checkpoint import NAME
 from optpipe_sim.runtime.execute.launch import Ranks
-from optpipe_sim.runtime.train.checkpoint import NAME
 from optpipe_sim.runtime.train.online import require_same_shape
 from optpipe_sim.runtime.train.planner import Planner, in_order
 from optpipe_sim.runtime.train.task import Slow

@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
     model = load_model(arguments.model)
     need_torch("profile")
-    from ....runtime.measure.fake import fake_profile, with_hop
+    from ....runtime.measure.fake import fake_profile, with_latency
     from ....runtime.measure.footprint import USUAL_LEVELS, check_levels
     from ....runtime.measure.profiler import check_device, measure
     from ....runtime.model.plan import Plan
@@ -141,7 +141,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                 levels=() if levels is None else levels or USUAL_LEVELS,
             )
             if arguments.machine:
-                profile = with_hop(profile, plan, arguments.machine)
+                profile = with_latency(profile, plan, arguments.machine)
     files = {}
     if arguments.save:
         save_profile(profile, arguments.save)

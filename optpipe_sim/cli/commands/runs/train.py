@@ -157,7 +157,6 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
     from ....runtime.execute.device import take_device
     from ....runtime.model.plan import Plan
     from ....runtime.model.tokens import Tokens
-    from ....runtime.train.checkpoint import load_checkpoint
     from ....runtime.train.planner import Online
     from ....runtime.train.task import Slow, TrainTask
     from ....schedule import Schedule
@@ -214,7 +213,7 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
         device=arguments.device,
     )
     if arguments.resume:
-        meta = load_checkpoint(arguments.checkpoint, task.identity)
+        meta = task.checkpoint(arguments.checkpoint)
         kept = Schedule.from_json(meta["schedule"], arguments.checkpoint)
         task = replace(task, schedule=kept)
     return task

@@ -7,11 +7,12 @@ whose ranks each fill it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 from torch import Tensor
@@ -22,34 +23,36 @@ from ...sim.difference import compare_traces
 from ...sim.in_situ import InSitu, compose, median_of
 from ...sim.lower import Lowered
 from ...trace import Trace
-from ..execute.alone import HeldBytes, Sweep, received, run_alone, sweep_ranks
-from ..execute.contents import make_contents
-from ..execute.executor import Record
+from ..execute.iteration import Record
+from ..execute.rank_step import RankStep
 from ..execute.serial import run_serially
-from ..execute.task import batch, named_gradients, reference, stage_worker
-from ..execute.warmup import warm_up
+from ..execute.sweeps import HeldBytes, Sweep, played_back, received, sweep_ranks
+from ..execute.transport import Loopback
+from ..execute.unpipelined import make_contents, named_gradients, reference
 from ..measure.memory import CappedCudaBytes, LiveBytes, Meter, meter
-from ..model.split import zero_gradients
 from ..model.stage import StageWorker
 from ..model.stash import HostSlab
-from ..program.prepare import check_tier
+from ..program.prepare import Prepared, check_tier
 from ..program.program import linear_programs
 from .case import Case, free_bytes
 from .verdict import Confirmation, GradientCheck, Gradients, Peak, peaks_after_ops
 
 Progress = Callable[[str, int, int], None]
 Times = dict[Op, int]
+HEAD_START_NS = 1_000_000  # for the threads of a rank to start
 _Item = TypeVar("_Item")
 
 
 class Bench:
-    """The device, with one rank on it at a time."""
+    """The device, with one rank on it at a time, and the gradients that all ranks together are to have."""
 
     def __init__(self, case: Case) -> None:
         check_tier(case.schedule, case.profile)
         self.case, self.lowered = case, case.lowered
         self.shape = case.lowered.schedule.shape
-        self.programs = linear_programs(case.lowered)
+        self.prepared = Prepared(case.lowered, linear_programs(case.lowered))
+        data = case.stages.step_batch(self.shape.microbatches, case.seed)
+        self.batch = tuple(part.to(case.device) for part in data)
         self.slab = HostSlab(pinned=case.device == "cuda")
         self.contents = make_contents(case.stages, case.lowered.schedule, case.seed, case.device)
         loss, wanted = self._reference()
@@ -62,20 +65,18 @@ class Bench:
         self._tied: dict[int, tuple[str, Tensor]] = {}
         self._messages: tuple[int, dict[Op, Tensor]] = (-1, {})
 
-    def worker(self, rank: int) -> StageWorker:
-        """Return the stages of a rank, warmed up, at the start of a step."""
-        worker = stage_worker(self.case.stages, self.shape, rank, self.case.device)
+    def step(self, rank: int, arrive_ns: Mapping[Op, int] | None = None) -> RankStep:
+        """Return the step of a rank, warmed up and started; what it receives arrives at these times. None: it runs op by
+        op, without messages."""
+        worker = self.case.stages.rank_worker(self.shape, rank, self.case.device)
         worker.slab = self.slab
-        self._start(worker)
-        warm_up(worker, self.programs[rank])
-        self.again(worker)
-        return worker
-
-    def again(self, worker: StageWorker) -> None:
-        """Start the next step of a worker, or the same step again after warming up."""
-        zero_gradients(worker)
-        worker.allocated = None
-        self._start(worker)
+        transport = Loopback({})
+        if arrive_ns is not None:
+            transport = played_back(worker.device, self.messages(rank), arrive_ns)
+        step = RankStep(worker, rank, self.prepared, transport)
+        step.warm_up(*self.batch)
+        step.start(*self.batch)
+        return step
 
     def messages(self, rank: int) -> dict[Op, Tensor]:
         """Return what a rank receives, on the device."""
@@ -113,13 +114,9 @@ class Bench:
         noise.add(again.gradients)
         return replace(found, noise=noise.worst[2])
 
-    def _start(self, worker: StageWorker) -> None:
-        data = batch(self.case.stages, self.shape.microbatches, self.case.seed)
-        worker.start_step(*(part.to(self.case.device) for part in data))
-
     def _reference(self) -> tuple[float, Mapping[str, Tensor]]:
-        """Loss and gradients to compare with: on a CPU of the whole model at once; a GPU holds one
-        stage at a time."""
+        """Return loss and gradients to compare with: on a CPU of the whole model at once; a GPU holds one stage at a
+        time."""
         case = self.case
         if case.device == "cpu":
             return reference(case.stages, self.shape.microbatches, case.seed, "cpu")
@@ -127,7 +124,7 @@ class Bench:
 
 
 def replay(case: Case, progress: Progress) -> Confirmation:
-    """Rank by rank, op by op: once for memory, then for time."""
+    """Confirm a case rank by rank, op by op: once for memory, then for time."""
     lowered, p, each = case.lowered, case.schedule.shape.devices, case.iterations + 1
     total = 1 + p * each
     progress("what the ranks send to each other", 0, total)
@@ -137,8 +134,8 @@ def replay(case: Case, progress: Progress) -> Confirmation:
     loss = float("nan")
     for rank in range(p):
         progress("measuring memory op by op", 1 + rank * each, total)
-        worker = bench.worker(rank)
-        given = bench.messages(rank)
+        step, given = bench.step(rank), bench.messages(rank)
+        worker = cast(StageWorker, step.worker)
         with meter(case.device) as scale:
             worker.allocated = scale.add
             measured = run_serially(lowered, {rank: worker}, contents=given, meter=scale)
@@ -147,10 +144,10 @@ def replay(case: Case, progress: Progress) -> Confirmation:
         loss = measured.loss if measured.loss == measured.loss else loss
         for at, times in enumerate(durations):
             progress("timing every op", 2 + rank * each + at, total)
-            bench.again(worker)
+            step.start(*bench.batch)
             run = run_serially(lowered, {rank: worker}, contents=given)
             times |= run.duration_ns
-        del worker
+        del step, worker
     composed = lowered.replay(_medians(lowered, durations))
     return Confirmation(
         "replay",
@@ -173,12 +170,12 @@ def loop(case: Case, progress: Progress) -> Confirmation:
     meters: dict[int, Meter] = {}
 
     def run(rank: int, arrive_ns: Mapping[Op, int], metered: bool) -> Record:
-        worker = bench.worker(rank)
+        step = bench.step(rank, arrive_ns)
+        worker = cast(StageWorker, step.worker)
         scale: Meter = HeldBytes(worker)
         if metered:  # what stays refers to no worker: a device holds one rank at a time
-            scale = meters[rank] = _rank_meter(case, rank, worker)
-        given = bench.messages(rank)
-        record = run_alone(bench.programs[rank], lowered, worker, given, arrive_ns, scale)
+            scale = meters[rank] = _rank_meter(case, rank)
+        record = step.run(scale, time.monotonic_ns() + HEAD_START_NS)
         if metered:
             bench.compare(worker)
         return record
@@ -229,7 +226,7 @@ def _found(sweeps: Sequence[Sweep]) -> list[InSitu]:
 
 
 def _medians(lowered: Lowered, runs: Sequence[Times]) -> np.ndarray:
-    """By rows, the median of what each op took, in ns."""
+    """Return, by rows, the median of what each op took, in ns."""
     ops = (op for program in lowered.schedule.flat_programs for op in program)
     return np.array([round(median(run[op] for run in runs)) for op in ops], np.int64)
 
@@ -256,9 +253,7 @@ def _peaks(case: Case, records: Sequence[Record], meters: Mapping[int, Meter]) -
     return tuple(rows)
 
 
-def _rank_meter(case: Case, rank: int, worker: StageWorker) -> Meter:
+def _rank_meter(case: Case, rank: int) -> Meter:
     if case.device == "cpu":
-        scale = LiveBytes()
-        worker.allocated = scale.add
-        return scale
+        return LiveBytes()
     return CappedCudaBytes(case.device, free_bytes(case, rank) if case.cap_memory else None)

@@ -1,53 +1,23 @@
-"""Runs the program of one rank on CPU: a thread per engine, events between them, times of every op."""
+"""Run the program of one rank on a CPU: a thread per engine, events between them, times of every op."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
 
 from ...errors import RuntimeFault
-from ...ops import O, Op, R
-from ...sim.lower import Lowered
-from ...trace import Trace
+from ...ops import O
 from ..program.program import COMPUTE_ENGINE, DROP, Event, Step
-from .iteration import Iteration
+from .iteration import Iteration, Record
 from .worker import sharp_timers, sleep_until
-
-Times = dict[Op, tuple[int, int]]
-
-
-@dataclass
-class Record:
-    """What one rank measured in one iteration.
-
-    Attributes:
-        times_ns: start and end of every op, in ns after the common start.
-        granted_ns: of every R, when its memory was taken.
-        held: (ns, bytes) around every compute op, and after changes of memory between them; empty without a
-        meter.
-        loss: of the last stage's rank.
-    """
-
-    rank: int
-    times_ns: Times = field(default_factory=dict)
-    granted_ns: dict[Op, int] = field(default_factory=dict)
-    held: list[tuple[int, int]] = field(default_factory=list)
-    loss: float | None = None
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most that was held at a boundary between ops."""
-        return max((held for _, held in self.held), default=0)
 
 
 class Board:
     """Events that threads set and wait for; a failure of one wakes all.
 
-    Each waiting thread has a lock of its own: an event wakes those that wait for it and no others.
+    An event that has happened stays so. Each waiting thread has a lock of its own, which it holds while an event that
+    it waits for is missing: an event wakes those that wait for it and no others.
 
     Args:
         timeout_s: the longest time without any event while a thread waits.
@@ -130,6 +100,7 @@ def run_program(iteration: Iteration) -> Record:
     run = _Run(iteration)
     program, transport = iteration.program, iteration.transport
     sharp_timers()
+    transport.start(run.start_ns)
     for step in program.steps:
         if step.do == "turn" and step.peer != program.rank:
             transport.expect_turn(step.op, step.peer)
@@ -158,11 +129,7 @@ class _Run:
 
     def __init__(self, iteration: Iteration) -> None:
         self.iteration, self.rank = iteration, iteration.rank
-        self.worker, self.transport, self.meter = (
-            iteration.worker,
-            iteration.transport,
-            iteration.meter,
-        )
+        self.transport, self.meter = iteration.transport, iteration.meter
         self.queues = iteration.program.by_engine()
         # a missing message is reported by the engine that waits for it, before those that wait for this one
         self.board = Board(2 * iteration.timeout_s)
@@ -182,7 +149,7 @@ class _Run:
             "offload": self._offload,
             "grant": self._grant,
             "reload": self._reload,
-            "pass": lambda step: self.transport.give_turn(step.op, step.peer),
+            "pass": lambda step: self.transport.pass_turn(step.op, step.peer),
             "turn": self._turn,
         }
         step = None
@@ -206,7 +173,7 @@ class _Run:
             self.board.fail(fault)
 
     def now_ns(self) -> int:
-        """Since the common start."""
+        """Return the time since the common start."""
         return time.monotonic_ns() - self.start_ns
 
     def _read_memory(self) -> None:
@@ -225,17 +192,17 @@ class _Run:
         self.iteration.begun(op)
         start = self.now_ns()
         self.board.happen(Event("start", op))
-        self.iteration.compute(step)
+        self.iteration.run(step)
         self.record.times_ns[op] = start, self.now_ns()
         self.board.happen(Event("end", op))
         self.computing = False
         self._read_memory()
 
     def _offload(self, step: Step) -> None:
-        op, start, at = step.op, self.now_ns(), self.iteration.at(step.op)
-        self.worker.offload(*at, step.keys)
+        op, start = step.op, self.now_ns()
+        self.iteration.offload(step)
         end = self.now_ns()
-        self.worker.drop(*at)
+        self.iteration.drop(step)
         self.record.times_ns[op] = start, end
         self.board.happen(Event("start", op), Event("end", op), Event("dropped", op))
         self._read_memory()
@@ -244,7 +211,7 @@ class _Run:
         # an R may be granted before its O has ended; then `reload` takes the memory
         if self.board.has(Event("dropped", step.op._replace(kind=O))):
             self.record.granted_ns[step.op] = self.now_ns()
-            self.worker.allocate(*self.iteration.at(step.op))
+            self.iteration.grant(step)
         self.board.happen(Event("granted", step.op))
         self._read_memory()
 
@@ -252,39 +219,11 @@ class _Run:
         if step.peer == self.rank:
             self.board.wait([Event("end", step.op)], f"rank {self.rank}: {step}")
         else:
-            self.transport.take_turn(step.op, step.peer)
+            self.transport.wait_for_turn(step.op, step.peer)
 
     def _reload(self, step: Step) -> None:
         op, start = step.op, self.now_ns()
         self.record.granted_ns.setdefault(op, start)
-        self.worker.reload(*self.iteration.at(op))
+        self.iteration.reload(step)
         self.record.times_ns[op] = start, self.now_ns()
         self.board.happen(Event("start", op), Event("end", op))
-
-
-def measured_trace(lowered: Lowered, records: Sequence[Record]) -> Trace:
-    """Return what all ranks measured in one iteration, as a trace: for figures, Perfetto, explanations.
-
-    Raises:
-        RuntimeFault: where an op was not measured.
-    """
-    schedule = lowered.schedule
-    times: Times = {}
-    grants: dict[Op, int] = {}
-    for record in records:
-        times |= record.times_ns
-        grants |= record.granted_ns
-    ops = [op for program in schedule.flat_programs for op in program]
-    missing = [op for op in ops if op not in times]
-    if missing:
-        raise RuntimeFault(f"{missing[0]} was not measured")
-    start, end = np.array([times[op] for op in ops], np.int64).T
-    grant = [grants.get(op, times[op][0]) if op.kind is R else times[op][0] for op in ops]
-    return Trace(
-        schedule,
-        lowered.profile,
-        start.copy(),
-        end.copy(),
-        np.array(grant, np.int64),
-        memory_limit=lowered.memory_limit,
-    )

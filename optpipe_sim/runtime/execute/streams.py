@@ -18,8 +18,7 @@ from ...errors import RuntimeFault
 from ...ops import Op
 from ..program.issue import Issue, issue_order
 from ..program.program import COMPUTE_ENGINE, Event
-from .executor import Record
-from .iteration import Iteration
+from .iteration import Iteration, Record
 from .worker import sharp_timers, sleep_until
 
 AHEAD = 2  # compute ops that the host may be ahead of the device
@@ -42,9 +41,7 @@ def run_program(iteration: Iteration) -> Record:
     sharp_timers()
     sleep_until(iteration.start_ns)
     run.zero.record(run.streams[COMPUTE_ENGINE])
-    started = getattr(transport, "start", None)
-    if started is not None:
-        started()
+    transport.start(iteration.start_ns)
     for issue in run.order:
         try:
             run.issue(issue)
@@ -77,7 +74,7 @@ class _Run:
 
     def __init__(self, iteration: Iteration) -> None:
         self.iteration, self.rank = iteration, iteration.rank
-        self.worker, self.transport = iteration.worker, iteration.transport
+        self.transport = iteration.transport
         self.order = issue_order(iteration.program)
         self.streams: dict[str, Any] = {COMPUTE_ENGINE: torch.cuda.current_stream()}
         for issue in self.order:
@@ -99,7 +96,8 @@ class _Run:
             self._read_memory(step.op)
         with torch.cuda.stream(stream):
             self._record(issue, stream, start=True)
-            self._do(issue)
+            # a drop releases what the compute stream has waited for: its memory is that stream's own again
+            getattr(self.iteration, step.do)(step)
             self._record(issue, stream, start=False)
         if step.do == "run":
             self.under_way.append(step.op)
@@ -155,23 +153,3 @@ class _Run:
     def _read_memory(self, op: Op) -> None:
         if self.iteration.meter is not None:
             self.held.append((op, self.iteration.meter.held()))
-
-    def _do(self, issue: Issue) -> None:
-        step, (stage, unit) = issue.step, self.iteration.at(issue.step.op)
-        if step.do == "post":
-            self.iteration.post(step)
-        elif step.do == "recv":
-            self.iteration.recv(step)
-        elif step.do == "send":
-            self.iteration.send(step)
-        elif step.do == "run":
-            self.iteration.compute(step)
-        elif step.do == "offload":
-            self.worker.offload(stage, unit, step.keys)
-        elif step.do == "drop":
-            # the compute stream waits for the copy, then the memory is its own again
-            self.worker.drop(stage, unit)
-        elif step.do == "grant":
-            self.worker.allocate(stage, unit)
-        else:
-            self.worker.reload(stage, unit)

@@ -10,11 +10,10 @@ where replay and run agree.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...ops import F, Op
@@ -23,11 +22,9 @@ from ...sim.lower import Lowered
 from ...trace import Trace
 from ..measure.memory import Meter
 from ..model.stage import StageWorker
-from ..program.program import Program, inputs_of
-from .executor import Record, measured_trace, run_program
-from .iteration import Iteration
+from ..program.program import inputs_of
+from .iteration import Record, measured_trace
 from .transport import Loopback
-from .worker import EMPTY
 
 Arrivals = dict[Op, int]
 
@@ -50,36 +47,16 @@ class Sweep:
     moved_ns: int
 
 
-class HeldBytes:
+class HeldBytes(Meter):
     """A memory meter that sums what the slots and queues of a worker hold; faster than watching every
     storage."""
 
     def __init__(self, worker: StageWorker) -> None:
         self.worker = worker
 
-    def __enter__(self) -> HeldBytes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
     def held(self) -> int:
-        """Bytes now."""
+        """Return the bytes now."""
         return self.worker.held_bytes()
-
-    def peak(self) -> int:
-        """Bytes now; peaks in between are not observed."""
-        return self.worker.held_bytes()
-
-    def reset_peak(self) -> None:
-        """Nothing to reset."""
-
-    def add(self, storage: object) -> None:
-        """Do nothing: the slots count it."""
-
-    def taken(self) -> dict[str, int]:
-        """Empty: there is no allocator to ask."""
-        return {}
 
 
 def sweep_ranks(
@@ -113,31 +90,6 @@ def sweep_ranks(
     return found
 
 
-def run_alone(
-    program: Program,
-    lowered: Lowered,
-    worker: StageWorker,
-    contents: Mapping[Op, Tensor],
-    arrive_ns: Mapping[Op, int],
-    meter: Meter,
-) -> Record:
-    """Run one rank, its step started, with its neighbours played back.
-
-    Args:
-        contents: what the rank receives, on its device.
-        meter: measures its memory between its ops; entered here, for the run.
-    """
-    transport, run_one = _player(worker, contents, arrive_ns)
-    transport.start_ns = start = time.monotonic_ns() + 1_000_000
-    with meter as scale:
-        record = run_one(
-            Iteration(program, lowered.schedule, worker, transport, start_ns=start, meter=scale)
-        )
-    loss = worker.finish_step()
-    record.loss = None if loss is None else float(loss)
-    return record
-
-
 def received(lowered: Lowered, rank: int) -> list[Op]:
     """Return the ops of other ranks whose results a rank receives."""
     place = lowered.schedule.shape.placement
@@ -148,25 +100,20 @@ def received(lowered: Lowered, rank: int) -> list[Op]:
     ]
 
 
-class _Alone(Loopback):
-    """Records only when something is sent: the content is known, and its memory would count."""
+def played_back(
+    device: torch.device, contents: Mapping[Op, Tensor], arrive_ns: Mapping[Op, int]
+) -> Loopback:
+    """Return the transport of a rank that runs alone, its neighbours played back. On a GPU its streams wait for
+    messages, not the host (not confirmed on a GPU yet).
 
-    def send(self, op: Op, tensor: Tensor, peer: int) -> None:
-        """Record when."""
-        super().send(op, EMPTY, peer)
+    Args:
+        contents: what the rank receives, on its device.
+    """
+    if device.type != "cuda":
+        return Loopback(contents, arrive_ns)
+    from .gates import GatedLoopback
 
-
-def _player(
-    worker: StageWorker, contents: Mapping[Op, Tensor], arrive_ns: Mapping[Op, int]
-) -> tuple[Any, Callable[..., Record]]:
-    """Return the transport that plays the neighbours back on that device, and the executor there; on a
-    GPU its streams wait for messages, not the host (not confirmed on a GPU yet)."""
-    if worker.device.type == "cuda":
-        from .cuda import run_program as run_on_cuda
-        from .gates import GatedLoopback
-
-        return GatedLoopback(contents, arrive_ns), run_on_cuda
-    return _Alone(contents, arrive_ns), run_program
+    return GatedLoopback(contents, arrive_ns)
 
 
 def arrivals(lowered: Lowered, trace: Trace) -> Arrivals:

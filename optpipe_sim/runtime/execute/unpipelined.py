@@ -1,4 +1,5 @@
-"""The messages between ranks in a step, and its gradients, computed with one stage on the device at a time."""
+"""The same step without a pipeline, by plain autograd: what a pipelined step is compared with, and what ranks send to
+each other in it. Of the whole model at once, or with one stage on the device at a time."""
 
 from __future__ import annotations
 
@@ -10,10 +11,41 @@ from torch import Tensor, nn
 
 from ...ops import BW, B, F, Op
 from ...schedule import Schedule
-from ..model.models import Decoder, build_stage, layer_counts
+from ..model.models import Decoder
 from ..model.plan import Plan
-from ..model.stage import token_loss
-from .task import batch
+from ..model.stage import StageWorker, token_loss
+
+
+def named_gradients(worker: StageWorker) -> dict[str, Tensor]:
+    """Return the gradients by the names that the unpipelined model has for its parameters."""
+    found: dict[str, Tensor] = {}
+    for _, module in sorted(worker.modules.items()):
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None:
+                found[name] = parameter.grad
+    return found
+
+
+def reference(
+    plan: Plan, microbatches: int, seed: int, device: str = "cpu", *, exact: bool = False
+) -> tuple[float, dict[str, Tensor]]:
+    """Return loss and gradients of the same step without a pipeline, by plain autograd: what a pipelined step on that
+    kind of device is compared with.
+
+    `exact`: with the same weights in fp64, which shows how far the other one is off by rounding alone.
+    """
+    whole = plan.module(0, 1, device)
+    if exact:
+        whole = whole.double()
+    losses = []
+    data = [part.to(device) for part in plan.step_batch(microbatches, seed)]
+    for tokens, targets in zip(*data, strict=True):
+        logits = whole(tokens)
+        loss = token_loss(logits, targets)
+        (loss / microbatches).backward()
+        losses.append(loss.detach())
+    gradients = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
+    return float(torch.stack(losses).mean()), gradients
 
 
 @dataclass
@@ -48,11 +80,9 @@ class _Step:
     def __init__(self, plan: Plan, schedule: Schedule, seed: int, device: str) -> None:
         self.plan, self.schedule, self.device = plan, schedule, device
         self.shape = schedule.shape
-        self.inputs, self.targets = batch(plan, self.shape.microbatches, seed)
+        self.inputs, self.targets = plan.step_batch(self.shape.microbatches, seed)
         self.forward: dict[tuple[int, int], Tensor] = {}
         self.backward: dict[tuple[int, int], Tensor] = {}
-        layers = plan.layers if plan.stages == self.shape.stages else None
-        self.layers = layers or tuple(layer_counts(plan.model, self.shape.stages, seq=plan.seq))
 
     def run(self) -> Contents:
         stages, m = self.shape.stages, self.shape.microbatches
@@ -99,17 +129,7 @@ class _Step:
             self.backward[stage, mb] = self._kept(x.grad)
 
     def _module(self, stage: int) -> Decoder:
-        plan = self.plan
-        return build_stage(
-            plan.model,
-            stage,
-            self.shape.stages,
-            seq=plan.seq,
-            dtype=plan.dtype,
-            device=self.device,
-            seed=plan.seed,
-            layers=self.layers,
-        )
+        return self.plan.module(stage, self.shape.stages, self.device)
 
     def _input(self, stage: int, mb: int) -> Tensor:
         source = self.forward[stage - 1, mb] if stage else self.inputs[mb]

@@ -1,19 +1,27 @@
-"""Checkpoints of a `PipelineStep` by the names of the whole model: any number of stages can read them."""
+"""Checkpoints of stages by the names of the whole model: any number of stages can read them. Written whole or not at
+all: every stage goes into the folder of the step; once all are there, ``checkpoint.json`` names that folder, and the
+one before is removed. Whenever a run is killed, that file names a complete checkpoint.
+"""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from typing import Any
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from ...errors import OptPipeError
-from ...files import write_bytes
-from ..train.checkpoint import publish, published, step_folder
-from .step import PipelineStep
+from ..errors import OptPipeError
+from ..files import plain, read_mapping, write_bytes, write_mapping
+from .group.pipeline_group import PipelineGroup
 
+if TYPE_CHECKING:
+    from .modules.step import PipelineStep
+
+NAME = "checkpoint.json"
 FORMAT = "optpipe-pipeline"
 Names = Callable[[int, str], str]
 
@@ -40,28 +48,7 @@ def save_pipeline(
     Raises:
         OptPipeError: where two stages have the same name.
     """
-    here = step_folder(folder, number)
-    own = {stage: _named(module, stage, names) for stage, module in step.modules.items()}
-    index: dict[str, int] = {}
-    for part in step.group.gather({s: list(found) for s, found in own.items()}):
-        for stage, found in part.items():
-            for name in found:
-                if name in index:
-                    raise OptPipeError(
-                        f"names: stages {index[name]} and {stage} both have {name!r}; give names="
-                    )
-                index[name] = stage
-    for stage, found in own.items():
-        content: dict[str, Any] = {"tensors": found}
-        if optimizer is not None:
-            content |= _optimizer_state(step.modules[stage], stage, optimizer, names)
-        _write(here / f"stage-{stage}.pt", content)
-    if 0 in step.modules:
-        _write(here / "common.pt", {"scheduler": scheduler and scheduler.state_dict()})
-    step.group.gather(None)  # all of it is there
-    if 0 in step.modules:
-        publish(folder, number, {"format": FORMAT, "stages": index})
-    step.group.gather(None)
+    save_stages(folder, step.modules, step.group, number, optimizer, scheduler, names)
 
 
 def load_pipeline(
@@ -79,10 +66,88 @@ def load_pipeline(
     Raises:
         OptPipeError: where there is none, or it lacks something.
     """
-    meta = published(folder, FORMAT, "`save_pipeline`")
-    here, index = step_folder(folder, meta["step"]), meta["stages"]
+    meta = published(folder, "`save_pipeline`")
+    load_stages(folder, meta, step.modules, optimizer, scheduler, names)
+    return int(meta["step"])
+
+
+def save_stages(
+    folder: str,
+    modules: Mapping[int, nn.Module],
+    group: PipelineGroup,
+    number: int,
+    optimizer: torch.optim.Optimizer | None = None,
+    scheduler: Any = None,
+    names: Names = _same,
+    meta: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the stages of this process; all processes of the group have to. See `save_pipeline`.
+
+    Args:
+        meta: further plain data, of the process with the first stage.
+    """
+    here = _folder(folder, number)
+    own = {stage: _named(module, stage, names) for stage, module in modules.items()}
+    index: dict[str, int] = {}
+    for part in group.gather({s: list(found) for s, found in own.items()}):
+        for stage, found in part.items():
+            for name in found:
+                if name in index:
+                    raise OptPipeError(
+                        f"names: stages {index[name]} and {stage} both have {name!r}; give names="
+                    )
+                index[name] = stage
+    for stage, found in own.items():
+        content: dict[str, Any] = {"tensors": found}
+        if optimizer is not None:
+            content |= _optimizer_state(modules[stage], stage, optimizer, names)
+        _write(here / f"stage-{stage}.pt", content)
+    if 0 in modules:
+        _write(here / "common.pt", {"scheduler": scheduler and scheduler.state_dict()})
+    group.gather(None)  # all of it is there
+    if 0 in modules:
+        found = {"version": 1, "step": number, "format": FORMAT, "stages": index, **(meta or {})}
+        write_mapping(Path(folder) / NAME, found)
+        for other in Path(folder).glob("step-*"):
+            if other.name != here.name:
+                shutil.rmtree(other, ignore_errors=True)
+    group.gather(None)
+
+
+def published(folder: str, of: str, key: str = "stages") -> dict[str, Any]:
+    """Return what ``checkpoint.json`` says.
+
+    Args:
+        of: what writes such checkpoints, each with this `key`.
+
+    Raises:
+        OptPipeError: where there is none, or another program or version wrote it.
+    """
+    path = Path(folder) / NAME
+    if not path.exists():
+        raise OptPipeError(f"{folder}: there is no checkpoint")
+    meta: dict[str, Any] = plain(read_mapping(path))
+    if meta.get("format") != FORMAT or key not in meta:
+        raise OptPipeError(f"{path}: not a checkpoint of {of} (of this version)")
+    return meta
+
+
+def load_stages(
+    folder: str,
+    meta: Mapping[str, Any],
+    modules: Mapping[int, nn.Module],
+    optimizer: torch.optim.Optimizer | None = None,
+    scheduler: Any = None,
+    names: Names = _same,
+) -> None:
+    """Read the stages of this process from a checkpoint that is `published`.
+
+    Raises:
+        OptPipeError: where it lacks something.
+    """
+    here, index = _folder(folder, meta["step"]), meta["stages"]
     parts: dict[int, dict[str, Any]] = {}
-    for stage, module in step.modules.items():
+    for stage, module in modules.items():
         wanted = {local: names(stage, local) for local in module.state_dict()}
         missing = [name for name in wanted.values() if name not in index]
         if missing:
@@ -98,22 +163,28 @@ def load_pipeline(
             _restore(module, stage, optimizer, names, [parts[at] for at in sorted(parts)])
     if scheduler is not None:
         scheduler.load_state_dict(_read(here / "common.pt")["scheduler"])
-    return int(meta["step"])
+
+
+def _folder(folder: str, number: int) -> Path:
+    return Path(folder) / f"step-{number:06d}"
 
 
 def _named(module: nn.Module, stage: int, names: Names) -> dict[str, Any]:
     return {names(stage, name): tensor for name, tensor in module.state_dict().items()}
 
 
-def _write(path: Any, content: dict[str, Any]) -> None:
+def _write(path: Path, content: dict[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(content, buffer)
     write_bytes(path, buffer.getvalue())
 
 
-def _read(path: Any) -> Any:
-    """Into host memory: the GPU that wrote it may be another's, or missing here."""
-    return torch.load(path, weights_only=True, mmap=True, map_location="cpu")
+def _read(path: Path) -> Any:
+    """Read into host memory: the GPU that wrote it may be another's, or missing here."""
+    try:
+        return torch.load(path, weights_only=True, mmap=True, map_location="cpu")
+    except (OSError, RuntimeError) as error:
+        raise OptPipeError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
 
 
 def _optimizer_state(
