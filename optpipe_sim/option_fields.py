@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import Parameter, cleandoc, signature
 from textwrap import indent, wrap
 from typing import Any, TypeVar
 
@@ -125,7 +125,7 @@ def takes(
         made = listing(taken)(checked)
         known = signature(made).parameters
         made.__doc__ = _documented(
-            function.__doc__ or "",
+            cleandoc(function.__doc__ or ""),
             {name: one for name, one in options_of(*kinds).items() if name in known},
         )
         return made  # type: ignore[return-value]
@@ -143,13 +143,13 @@ def _documented(text: str, taken: Mapping[str, Field[Any]]) -> str:
             how(one).help,
         )
         texts = wrap(f"{name}: {help}", _WIDTH, subsequent_indent="    ", break_on_hyphens=False)
-        return indent("\n".join(texts), " " * 8)
+        return indent("\n".join(texts), " " * 4)
 
     own = {
         word
-        for line in re.findall(r"^ {8}([\w, `]+):", text, re.MULTILINE)
+        for line in re.findall(r"^ {4}([\w, `]+):", text, re.MULTILINE)
         for word in re.findall(r"\w+", line)
     }
     lines = "\n".join(said(name, one) for name, one in taken.items() if name not in own)
-    paragraph = r"^ {8}options: the fields of .*(\n {9,}.*)*"
+    paragraph = r"^ {4}options: the fields of .*(\n {5,}.*)*"
     return re.sub(paragraph, lambda _: lines, text, flags=re.MULTILINE)

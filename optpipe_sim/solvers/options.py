@@ -65,7 +65,7 @@ class SolveOptions:
     )
     gap: float = option(
         0.0,
-        "stop when the best schedule is proven to be within this optimality gap, as 1% or 0.01",
+        "stop when the best schedule is proven to be within this optimality gap, a share: 0.01 is 1%",
         metavar="SHARE",
     )
     solver: str = option(
