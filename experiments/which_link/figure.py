@@ -16,11 +16,12 @@ from optpipe_sim.plot.style import INK, MUTED, new_figure, styled
 
 Row = Mapping[str, Any]
 CLOSE = 0.01  # a schedule so near to the bound on everything is as good as anything
-PAYS, NOTHING, RECOMPUTE, OPEN = "pays", "nothing", "recompute", "open"
+PAYS, ENOUGH, NOTHING, RECOMPUTE, OPEN = "pays", "enough", "nothing", "recompute", "open"
 LOOKS = {
-    PAYS: ("#56B4E9", "proven: nothing without offloading\nis as fast"),
-    NOTHING: ("#C9C9C9", "proven: offloading could gain\nat most 1 %"),
-    RECOMPUTE: ("#F0B95B", "proven: recomputing alone is faster\nthan offloading alone"),
+    PAYS: ("#4FA3DB", "proven: nothing without\noffloading is as fast"),
+    ENOUGH: ("#BBDDF3", "proven: nothing is 1 % faster\nthan offloading alone"),
+    NOTHING: ("#C9C9C9", "proven: offloading gains\nno more than a toss-up"),
+    RECOMPUTE: ("#F0B95B", "proven: recomputing alone is\nfaster than offloading alone"),
     OPEN: ("#FFFFFF", "open"),
 }
 
@@ -56,10 +57,12 @@ class Cell(NamedTuple):
     @property
     def verdict(self) -> str:
         """What is proven of it."""
-        if self.most <= CLOSE:
+        if self.most <= self.toss_up:
             return NOTHING
         if self.least > 0:
             return PAYS
+        if self.best["offload"] <= self.bound["all"] * (1 + CLOSE):
+            return ENOUGH
         return RECOMPUTE if self.best["recompute"] < self.bound["offload"] else OPEN
 
 
@@ -121,7 +124,7 @@ def draw(rows: Sequence[Row]) -> Figure:
                 _name_rows(ax, settings)
         figure.legend(
             handles=[Patch(facecolor=colour, edgecolor=MUTED, label=label) for colour, label in LOOKS.values()],
-            loc="lower left", bbox_to_anchor=(0.01, 0.0), ncols=4, fontsize=7.5, columnspacing=1.2,
+            loc="lower left", bbox_to_anchor=(0.01, 0.0), ncols=5, fontsize=7.5, columnspacing=1.2,
         )  # fmt: skip
         figure.text(
             0.01, 1 - 0.22 / figure.get_figheight(),

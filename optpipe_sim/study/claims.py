@@ -34,6 +34,7 @@ PAGES = (
     "docs/hardware.md",
     "docs/bounds.md",
     "docs/how-much-is-left.md",
+    "docs/which-link.md",
     "docs/atlas.md",
 )
 

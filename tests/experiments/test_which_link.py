@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.which_link.figure import PAYS, cells, draw, flips
 from experiments.which_link.task import ALTERNATIVES
 from optpipe_sim.study.experiment import load_experiment
 from optpipe_sim.study.run import sweep
@@ -64,3 +65,26 @@ def test_one_engine_copies_for_twice_as_long_as_two(rows) -> None:
         )
         ratio = row["copy_over_work"] / other["copy_over_work"]
         assert ratio == pytest.approx(2 if row["engines"] == "shared" else 0.5, rel=1e-3)
+
+
+def test_the_committed_table_has_all_cells_and_no_schedule_below_its_bound() -> None:
+    table = load_table(ROOT / "results", "which_link")
+    found = cells(table)
+    assert len(table) == 2 * len(found)  # of two cuts
+    for one in found:
+        assert one.bound["all"] <= one.best["all"]
+        assert (one.verdict == PAYS) == (one.least > 0 and one.most > one.toss_up)
+    drawn = draw(table)
+    assert len(drawn.axes) == len({one.share for one in found})
+
+
+def test_cost_error_turns_a_gain_around_only_near_a_toss_up() -> None:
+    found = cells(load_table(ROOT / "results", "which_link"))
+    turned = [one for one in found if flips(one, found)]
+    assert turned
+    low, high = found[0].interval
+    for one in turned:
+        line = {each.rate: each.gain for each in found if each[:3] == one[:3]}
+        near = [gain for rate, gain in line.items() if one.rate / 2.9 < rate < one.rate * 2.9]
+        assert min(near) <= one.toss_up <= max(near)
+    assert low < 1 < high

@@ -1,0 +1,119 @@
+"""What docs/which-link.md and results/README.md say of which_link: where offloading pays over the rate of copies and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from experiments.which_link.figure import CLOSE, ENOUGH, NOTHING, OPEN, PAYS, Cell, cells, flips
+from experiments.which_link.task import ENGINES
+from optpipe_sim.study.claims import Tables, percent, span
+
+NAMES = {
+    ("llama2-7b", 4096): "LLaMA-2-7B, 4k tokens",
+    ("mixtral-8x7b", 4096): "Mixtral-8x7B, 4k",
+    ("llama3-70b", 8192): "LLaMA-3-70B, 8k",
+    ("llama3-70b", 131072): "LLaMA-3-70B, 128k",
+}
+
+
+LONG = 131072  # tokens
+FAST, PCIE, EASY = 80, 40, 20  # GB/s
+
+
+def sentences(tables: Tables) -> Iterator[str]:
+    every = cells(tables("which_link"))
+    full = [one for one in every if one.share == 1]
+    less = [one for one in every if one.share < 1]
+    yield from _answer(full, less, [one for one in every if one.setting[1] == LONG])
+    yield from _against(full, less, every)
+    yield from _table(less)
+
+
+def _of(found: Sequence[Cell], *verdicts: str) -> list[Cell]:
+    return [one for one in found if one.verdict in verdicts]
+
+
+def _gains(found: Sequence[Cell]) -> str:
+    return span((one.gain for one in found), percent)
+
+
+def _answer(full: Sequence[Cell], less: Sequence[Cell], long: Sequence[Cell]) -> Iterator[str]:
+    short = [one for one in less if one.setting[1] < LONG]
+    fast = [one for one in short if one.rate >= FAST]
+    slow = [one for one in short if one.rate < FAST]
+    assert {one.verdict for one in (*full, *long)} == {NOTHING}
+    rates = [one.rate for one in full]
+    yield (
+        f"In half or a quarter of the memory that 1F1B's activations take, sequences of {span((one.setting[1] // 1024 for one in short), '{}k'.format)} tokens and copies of {FAST} GB/s or more on an"
+        f" H100, the best schedules found with offloading are **{_gains(fast)}** faster than the best without: in {len(_of(fast, PAYS))} of {len(fast)} cells nothing without it can be as fast, in"
+        f" {len(_of(fast, ENOUGH))} more nothing at all is {percent(CLOSE, 0)} faster than offloading alone"
+    )
+    yield (
+        f"With all of that memory no link up to {max(rates):g} GB/s gains more than {percent(max(one.most for one in full))}, and with {LONG // 1024}k tokens none gains more than"
+        f" {percent(max(one.most for one in long))} in any memory: proven in all {len(full)} and all {len(long)} cells, within the {percent(full[0].toss_up)} by which a replayed difference may be off"
+    )
+    at = [one.copy_over_work for one in long if one.rate == EASY]
+    yield (
+        f"Long sequences are where copies hide most easily, at {EASY} GB/s in {span(at, '{:.1f}'.format)} times the time of compute, and where they pay least: beside attention, which grows"
+        " with the square of the length and need not be recomputed, recomputing the rest costs little"
+    )
+    yield f"With {span({one.rate for one in slow}, '{:g}'.format)} GB/s {len(_of(slow, PAYS, ENOUGH))} of {len(slow)} of the shorter cells are proven to pay, and the best found gain {_gains(slow)}"
+
+
+def _against(full: Sequence[Cell], less: Sequence[Cell], every: Sequence[Cell]) -> Iterator[str]:
+    unproven = _of(less, OPEN)
+    fast = [one for one in unproven if one.rate >= FAST]
+    yield (
+        f"{len(unproven)} of {len(less)} cells with less memory are open, {len(fast)} of them with {FAST} GB/s or more, LLaMA-3-70B in a quarter of the memory among them: there the best found gain"
+        f" {_gains(unproven)}, and the bounds leave from nothing to {percent(max(one.most for one in unproven))}"
+    )
+    turned = [one for one in every if flips(one, every)]
+    yield (
+        f"In {len(turned)} of {len(every)} cells the error of estimated times ({min(one.interval[0] for one in every):.2f} to"
+        f" {max(one.interval[1] for one in every):.2f} times as long, in four cases of five) moves the gain from one side of a toss-up to the other; in all of them copies take"
+        f" {span((one.copy_over_work for one in turned), '{:.1f}'.format)} times the time of compute"
+    )
+    alone = [one for one in less if one.best["recompute"] < one.bound["offload"]]
+    yield (
+        f"Recomputing alone is proven faster than offloading alone in {len(alone)} cells, where copies take {span((one.copy_over_work for one in alone), '{:.1f}'.format)} times the time of compute;"
+        f" offloading alone is proven faster than recomputing alone in {sum(one.best['offload'] < one.bound['recompute'] for one in less)}"
+    )
+    lost = [one.best["keep"] / one.best["all"] - 1 for one in full]
+    unfit = sum(one.best["keep"] == float("inf") for one in less)
+    yield (
+        f"Keeping everything takes {span(lost, percent)} longer than the best found where 1F1B's memory is there, and finds no schedule in {unfit} of the {len(less)} cells with less"
+    )
+
+
+def _link(one: Cell) -> str:
+    return f"{one.rate:g} GB/s on {'one engine' if one.engines == ENGINES[0] else 'two engines'}"
+
+
+def _table(less: Sequence[Cell]) -> Iterator[str]:
+    yield f"gains at {PCIE} GB/s on two engines, about what PCIe 5 gives"
+    for setting, name in NAMES.items():
+        own = [one for one in less if one.setting == setting]
+        yield f"| {name} | {_first(own, 0.5)} | {_first(own, 0.25)} | {_at_pcie(own, 0.5)} | {_at_pcie(own, 0.25)} |"
+
+
+def _first(own: Sequence[Cell], share: float) -> str:
+    """Return the least rate, with one engine and with two, from which on all cells are proven to pay, or to need nothing else."""
+    found = []
+    for engines in ENGINES:
+        line = sorted(
+            (one for one in own if (one.share, one.engines) == (share, engines)),
+            key=lambda one: -one.rate,
+        )
+        least = None
+        for one in line:
+            if one.verdict not in (PAYS, ENOUGH):
+                break
+            least = one.rate
+        found.append("none" if least is None else f"{least:g}")
+    return " and ".join(found)
+
+
+def _at_pcie(own: Sequence[Cell], share: float) -> str:
+    """Return the gain at what PCIe 5 gives, with two engines."""
+    (one,) = (one for one in own if (one.share, one.engines, one.rate) == (share, ENGINES[1], PCIE))
+    return percent(one.gain)
