@@ -108,7 +108,6 @@ def test_the_tutorial_in_short_runs_in_order_and_agrees(cli, monkeypatch) -> Non
     from optpipe_sim.cli.commands.costs import family
 
     monkeypatch.setattr(family, "FREE_S", 0.5)
-    monkeypatch.setattr(family, "LAYOUT_S", 1.0)
     monkeypatch.setattr(sys, "argv", ["optpipe-sim"])
     said: dict[str, list[str]] = {}
     printed, calls = "", []
@@ -238,7 +237,6 @@ def test_advise_ends_in_lines_that_run_as_printed(cli, monkeypatch, more: str) -
     from optpipe_sim.cli.commands.costs import family
 
     monkeypatch.setattr(family, "FREE_S", 0.3)
-    monkeypatch.setattr(family, "LAYOUT_S", 0.5)
     monkeypatch.setattr(sys, "argv", ["optpipe-sim"])
     answer = cli(f"{ADVISE} {more} --json").json
     told = answer.get("told_iteration_ns", answer["rows"][0]["iteration_ns"])

@@ -86,9 +86,19 @@ def _time(text: str) -> int:
 
 
 _ONLY = {  # options of one action
-    "model": "list", "devices": "list", "memory_limit": "list", "gap": "list", "save": "get", "save_profile": "get",
-    "instance": "submit", "bound": "submit", "proof": "submit", "by": "submit", "how": "submit", "lp": "check",
-}  # fmt: skip
+    "model": "list",
+    "devices": "list",
+    "memory_limit": "list",
+    "gap": "list",
+    "save": "get",
+    "save_profile": "get",
+    "instance": "submit",
+    "bound": "submit",
+    "proof": "submit",
+    "by": "submit",
+    "how": "submit",
+    "lp": "check",
+}
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
