@@ -103,7 +103,7 @@ def _one_place_each(
             cp.add_exactly_one([takes[j, n] for j in order])
 
 
-# -- ranks ----------------------------------------------------------------------------------------
+# -- ranks, and memory in order -------------------------------------------------------------------
 
 
 def ranked_copies(model: Model) -> None:
@@ -136,8 +136,12 @@ class _Change(NamedTuple):
     size: int
 
 
-def ranked_memory(model: Model) -> None:
-    """When an F or R allocates on a device, what has been allocated less what has been released fits."""
+def memory_in_order(model: Model, paired: bool) -> None:
+    """When an F or R allocates on a device, what has been allocated less what has been released fits: literals say what is
+    over by then, where the order of microbatches does not. `paired`: an O and an R of the same number are of one activation.
+
+    Stronger than intervals (`constraints.device_memory`), but it grows faster, and it holds in order only.
+    """
     problem, cp = model.problem, model.cp
     for device, binds in enumerate(binding(problem)):
         if not binds:
@@ -147,9 +151,9 @@ def ranked_memory(model: Model) -> None:
         unit = gcd(*(step.size for step in takes + gives))
         room = (problem.limits[device] - problem.profile.static_bytes[device]) // unit
         for at in takes:
-            level = sum(step.size // unit * _taken(model, step, at) for step in takes) - sum(
-                step.size // unit * _given(model, step, at) for step in gives
-            )
+            level = sum(
+                step.size // unit * _taken(model, step, at, paired) for step in takes
+            ) - sum(step.size // unit * _given(model, step, at, paired) for step in gives)
             fits = cp.add(level <= room)
             if at.literal is not None:
                 fits.only_enforce_if(at.literal)
@@ -173,13 +177,18 @@ def _changes(model: Model, device: int) -> tuple[list[_Change], list[_Change]]:
     return takes, gives
 
 
-def _taken(model: Model, step: _Change, at: _Change) -> Any:
+def _taken(model: Model, step: _Change, at: _Change, paired: bool) -> Any:
     """Return 1, or an expression that is 1 unless `step` is absent or certainly later than `at`."""
     there = 1 if step.literal is None else step.literal
     if step.op == at.op:
         return 1
     if step.op[:2] == at.op[:2]:
         return there if step.op.microbatch < at.op.microbatch else 0
+    if paired and step.op.stage == at.op.stage:
+        if step.op.kind is F and step.op.microbatch <= at.op.microbatch:
+            return 1
+        if step.op.kind is R and step.op.microbatch >= at.op.microbatch:
+            return 0
     later = model.cp.new_bool_var(f"{step.op} after {at.op}")
     model.cp.add(step.time > at.time).only_enforce_if(later)
     if step.literal is not None:
@@ -187,11 +196,14 @@ def _taken(model: Model, step: _Change, at: _Change) -> Any:
     return there - later
 
 
-def _given(model: Model, step: _Change, at: _Change) -> Any:
+def _given(model: Model, step: _Change, at: _Change, paired: bool) -> Any:
     """Return 0, or an expression that is 1 only if `step` is present and no later than `at`."""
     copies = step.op.kind is O and at.op.kind is R
     if step.op.stage == at.op.stage and not copies and step.op.microbatch >= at.op.microbatch:
         return 0
+    own = paired and copies and step.op.stage == at.op.stage
+    if own and step.op.microbatch <= at.op.microbatch:
+        return step.literal
     before = model.cp.new_bool_var(f"{step.op} before {at.op}")
     model.cp.add(step.time <= at.time).only_enforce_if(before)
     if step.literal is not None:

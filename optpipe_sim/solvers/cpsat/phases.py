@@ -11,7 +11,9 @@ from ..problem import Problem
 from .model import may_move
 from .order import FIFO, FREE, RANKS, WINDOWS
 
-FEW = 8  # microbatches up to which a proof is likely, and first in, first out has less of the time
+# microbatches up to which a proof is likely, so that first in, first out has less of the time, and memory is stated by
+# order (from nothing, at p = 4, m = 8, the engine then took 0.4 s of CPU time, else 7.3; one run each)
+FEW = 8
 MOST_PAIRS = 60_000  # events on a device beyond which the models of the proof are too large
 
 

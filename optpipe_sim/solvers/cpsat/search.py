@@ -21,7 +21,7 @@ from . import constraints, order
 from .hints import hint
 from .model import Model, horizon_ns, time_unit
 from .order import FIFO, RANKS, WINDOWS
-from .phases import CpsatOptions, Phase, phases
+from .phases import FEW, CpsatOptions, Phase, phases
 
 ENGINE = "cpsat"
 NARROWING = 0.5  # largest share of the time of a phase for finding windows
@@ -192,12 +192,15 @@ class Search:
         if phase.order == RANKS:
             constraints.data_flow(model)
             order.ranked_copies(model)
-            order.ranked_memory(model)
+            order.memory_in_order(model, paired=False)
         else:
             constraints.copies(model)
             constraints.data_flow(model)
-            constraints.device_memory(model)
             constraints.host_memory(model)
+            if phase.order == FIFO and problem.microbatches <= FEW and not problem.decides:
+                order.memory_in_order(model, paired=True)
+            else:
+                constraints.device_memory(model)
         constraints.engines(model)
         if phase.order in (FIFO, RANKS):
             order.in_order(model)
