@@ -10,10 +10,8 @@ from optpipe_sim.costs import estimate, load_machine
 from optpipe_sim.costs.published import published
 from optpipe_sim.profile import CostProfile
 
-MOST, MOST_PER_DEVICE = (
-    64,
-    4,
-)  # microbatches; further ones are left out, which makes differences larger than they are with all of them
+# microbatches; further ones are left out, which makes differences larger than they are with all of them
+MOST, MOST_PER_DEVICE = 64, 4
 ROOM = 0.05  # of the memory that driver and libraries leave: what plans leave free
 # what `estimate` takes of a run, beside the split
 OPTIONS = (

@@ -9,7 +9,7 @@ from functools import partial
 
 from experiments.expressiveness.pairs import pairs
 from optpipe_sim.bounds.bounds import lower_bound
-from optpipe_sim.costs.advise.replay import replayed
+from optpipe_sim.costs.advise.replay import replayed, trace_of
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.frameworks import torchtitan_search
 from optpipe_sim.frameworks.megatron import search as megatron
@@ -24,7 +24,7 @@ from optpipe_sim.solvers.steady import Draw, drawn, draws
 from optpipe_sim.study.tasks import Count, Row
 from optpipe_sim.trace import Trace
 
-VERSION = 1
+VERSION = 2
 MOST_LOOP = 4  # chunks in a loop that searches have
 SPLIT = ("zb-h1", "zb-h2")
 V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipe-v")
@@ -73,6 +73,7 @@ def run(pair: str, evaluations: Count, costs: Count = 8, seed: int = 0) -> Row:
         "published_microbatches": one.microbatches,
         "source": one.source,
         "toss_up": profile.execution.between,
+        "limit_bytes": min(profile.memory_limit or ()),
         "bound_ns": least.ns,
         "proof": least.name,
         "covers": covers(shapes),
@@ -80,6 +81,7 @@ def run(pair: str, evaluations: Count, costs: Count = 8, seed: int = 0) -> Row:
     some = draws(profile, costs, seed)
     for kind, trace in plans.items():
         row[f"{kind}_ns"] = trace and trace.makespan_ns
+        row[f"{kind}_peak_bytes"] = trace and max(trace.peak_bytes)
         row[f"{kind}_drawn_ns"] = trace and [_time(trace, profile, draw) for draw in some]
     for kind in ("megatron", "torchtitan", "free"):
         found = plans[kind]
@@ -147,7 +149,7 @@ def _by_name(
                 schedule = replayed(own, m, name)[1].schedule
                 if level is not None:
                     schedule = with_level(schedule, profile, level, apart=False)
-                trace = simulate(schedule, profile, enforce=False)
+                trace = trace_of(schedule, profile, enforce=False)
                 if trace.fits:
                     yield trace
 

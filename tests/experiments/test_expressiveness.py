@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments.expressiveness.pairs import MOST, MOST_PER_DEVICE, ROOM, pairs
+from experiments.expressiveness.task import SEARCHED, _by_name
 from optpipe_sim.costs import load_machine
 from optpipe_sim.study.experiment import load_experiment
 from optpipe_sim.study.run import sweep
 from optpipe_sim.study.tables import load_table
 
 ROOT = Path(__file__).parents[2]
+OPTIONS = [f"megatron+{name}" for name in ("split", "V", "stages", "order")]
+KINDS = ("megatron", *OPTIONS, "torchtitan", *SEARCHED)
 FOLDER = ROOT / "experiments" / "expressiveness"
 
 
@@ -32,9 +36,21 @@ def test_more_freedom_costs_nothing_and_no_plan_beats_the_bound(row) -> None:
         ("torchtitan+levels", "torchtitan"),
         ("torchtitan+offload", "torchtitan"),
         ("megatron+order", "torchtitan"),
-        *((f"megatron+{name}", "megatron") for name in ("split", "V", "stages", "order")),
+        *((name, "megatron") for name in OPTIONS),
     ):
         assert row[f"{wider}_ns"] <= row[f"{narrower}_ns"], (wider, narrower)
+
+
+def test_every_plan_keeps_the_limit(row) -> None:
+    for kind in KINDS:
+        assert row[f"{kind}_peak_bytes"] <= row["limit_bytes"], kind
+
+
+def test_published_schedules_that_hold_too_much_are_no_plans() -> None:
+    profile = pairs()["megatron-7b-8xh100-pp4-8k"].profile().rechunk(2, "vee")
+    (roomy,) = _by_name(("v-half",), profile, 4)
+    limit = max(roomy.peak_bytes) - 1
+    assert list(_by_name(("v-half",), replace(profile, memory_limit=(limit,) * 4), 4)) == []
 
 
 def test_an_order_of_its_own_is_what_megatron_lacks_most(row) -> None:
