@@ -227,6 +227,7 @@ ADVISE = (
         "--pp 2 --microbatch 1 --no-flash --treatments keep --dtype fp16",
         "--pp 1",
         "--pp 2 --family megatron",
+        "--pp 2 --family megatron --execution megatron-lm",
         "--pp 4 --family torchtitan --chunks 1",
         "--pp 2 --tp 2 --recompute full --save-profile p.yaml --save s.json",
         "--pp 2 --schedules 1f1b,optpipe",

@@ -81,6 +81,11 @@ def test_what_to_recompute_is_kept_where_it_was_said(monkeypatch: pytest.MonkeyP
     assert row.choice.recompute == "full"
     _, free = family.plan_in("megatron", found, 60.0, {"recompute": None})
     assert free.iteration_ns < row.iteration_ns
+    # where nothing better is found, the best row is told, and its split is searched with the levels that it may have
+    monkeypatch.setattr(family, "_near", lambda *_: iter(()))
+    answer, row = family.plan_in("megatron", found, 60.0, {"recompute": None})
+    assert row is found.rows[0]
+    assert answer["free_ns"] < answer["told_iteration_ns"]
 
 
 def test_a_hint_has_options_in_the_family(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,6 +56,7 @@ def _estimate(arguments: argparse.Namespace, best: Row) -> str:
         words += ["--capacity-factor", f"{arguments.capacity_factor:g}"]
         words += ["--pad-to-capacity"] * arguments.pad_to_capacity
     words += ["--calibrate", arguments.calibrate] if arguments.calibrate else []
+    words += ["--execution", arguments.execution] if arguments.execution else []
     words += ["--offload-to", arguments.offload_to] if arguments.offload_to else []
     return shlex.join(words)
 

@@ -279,7 +279,8 @@ def _free(found: Advice, told: Row, until: float, fixed: bool) -> dict[str, Any]
     if left <= 0 or len(told.trace.schedule) > MOST_OPS:
         return {}
     question, m = found.question, told.choice.microbatches
-    profile = profile_of(question, told.choice, levels=not fixed, items=True)
+    choice = told.choice if fixed else replace(told.choice, recompute="none")
+    profile = profile_of(question, choice, levels=not fixed, items=True)
     try:
         free = solve(
             profile,
