@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,6 +87,36 @@ def test_what_to_recompute_is_kept_where_it_was_said(monkeypatch: pytest.MonkeyP
     answer, row = family.plan_in("megatron", found, 60.0, {"recompute": None})
     assert row is found.rows[0]
     assert answer["free_ns"] < answer["told_iteration_ns"]
+
+
+def test_an_interrupted_search_answers_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {"pp": 4, "tp": 2, "microbatch": 1, "chunks": 1, "zero": 1}
+    found = advise(*DENSE, 8, 16, 4096, time_limit=60, schedules=names_in("megatron"), **asked)
+    better = replace(found.rows[0], schedule="1f1b:better", trace=replace(found.rows[0].trace))
+    better.__dict__["iteration_ns"] = found.rows[0].iteration_ns / 2
+
+    def interrupted(*_: Any) -> Any:
+        yield better
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(family, "_near", interrupted)
+    answer, row = family.plan_in("megatron", found, 60.0, {"recompute": None})
+    assert row is better
+    assert answer["interrupted"]
+    assert "free_ns" not in answer
+    assert family.with_row(found, row, True).interrupted
+
+    monkeypatch.setattr(family, "_near", lambda *_: iter(()))
+    monkeypatch.setattr(family, "_free", lambda *_: next(interrupted_at_once()))
+    answer, row = family.plan_in("megatron", found, 60.0, {"recompute": None})
+    assert row is found.rows[0]
+    assert answer["interrupted"]
+    assert answer["command"]
+
+
+def interrupted_at_once() -> Any:
+    raise KeyboardInterrupt
+    yield
 
 
 def test_a_hint_has_options_in_the_family(capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,7 +148,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     if arguments.family:
         seconds = 0.0 if found.interrupted else arguments.time_limit - found.seconds
         plan, best = family.plan_in(arguments.family, found, seconds, vars(arguments))
-        found = family.with_row(found, best)
+        found = family.with_row(found, best, plan.get("interrupted", False))
     else:
         plan, best = family.plan_over_slices(found), found.rows[0]
     files: dict[str, str] = {}

@@ -71,11 +71,12 @@ def plan_in(
     return _megatron(found, seconds, given["recompute"] is not None)
 
 
-def with_row(found: Advice, told: Row) -> Advice:
-    """Return the advice with a plan in the place of its split's row."""
+def with_row(found: Advice, told: Row, interrupted: bool = False) -> Advice:
+    """Return the advice with a plan in the place of its split's row; `interrupted`: Ctrl-C has ended the search for it."""
     others = (row for row in found.rows if row.choice.split != told.choice.split)
     rows = sorted([told, *others], key=lambda row: row.key)
-    return replace(found, rows=tuple(rows[: len(found.rows)]))
+    rows = rows[: len(found.rows)]
+    return replace(found, rows=tuple(rows), interrupted=found.interrupted or interrupted)
 
 
 def told_to(family: str | None, trace: Trace) -> None:
@@ -166,10 +167,13 @@ def _megatron(found: Advice, seconds: float, fixed: bool) -> tuple[dict[str, Any
     from ....frameworks.megatron.family import plan_for
 
     until = time.monotonic() + seconds
-    row = found.rows[0]
+    row, interrupted = found.rows[0], found.interrupted
     if row.choice.pp > 1 and seconds > 0:
-        for other in _near(found, time.monotonic() + LAYOUTS * seconds, fixed):
-            row = min(row, other, key=lambda one: one.key)
+        try:
+            for other in _near(found, time.monotonic() + LAYOUTS * seconds, fixed):
+                row = min(row, other, key=lambda one: one.key)
+        except KeyboardInterrupt:  # what there is by now is the answer
+            interrupted = True
     plan, notes = plan_for(row.trace.schedule, row.profile)
     answer = {
         "told": row.schedule,
@@ -182,9 +186,12 @@ def _megatron(found: Advice, seconds: float, fixed: bool) -> tuple[dict[str, Any
         "command": plan.command(),
         "notes": list(notes),
     }
-    if row.choice.pp > 1:
-        answer |= _free(found, row, until, fixed)
-    return answer, row
+    if row.choice.pp > 1 and not interrupted:
+        try:
+            answer |= _free(found, row, until, fixed)
+        except KeyboardInterrupt:
+            interrupted = True
+    return {**answer, "interrupted": interrupted}, row
 
 
 def _near(found: Advice, until: float, fixed: bool) -> Iterator[Row]:
