@@ -124,7 +124,9 @@ class Setting:
             made = load_profile(self.file)
         elif self.estimate is not None:
             model, machine, options = self.estimate
-            made = replace(estimate(model, machine, **dict(options)), **dict(self.change))
+            made = replace(
+                estimate(model, machine, execution="ideal", **dict(options)), **dict(self.change)
+            )
         else:
             made = load_profile(self.data)
         return replace(made, name=self.name, items=())

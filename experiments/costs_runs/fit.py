@@ -4,7 +4,7 @@
 
 prints the rates of ``costs/data/machines/b200-sxm.yaml``, and for each layout those that its rows in
 ``published/runs.yaml`` are compared at: fitted to the others, so that rates that saw a run never judge it. The same of models with
-experts in bf16 on H100s, source by source. Last
+experts in bf16 on H100s, and of GEMMs in fp8 there, source by source. Last
 the share of the peak that GEMMs in fp8 reach on this chip, fitted to the runs on GB200s in ``published/runs.yaml`` with
 ``role: fit``, which judge nothing.
 """
@@ -21,6 +21,7 @@ import numpy as np
 from scipy.optimize import least_squares, minimize_scalar
 
 from optpipe_sim.costs import load_machine, load_model
+from optpipe_sim.costs.machines import Machine
 from optpipe_sim.costs.provenance import iteration_ns
 from optpipe_sim.costs.published import published
 
@@ -39,6 +40,8 @@ EXPERT_SOURCES = {
     **{name: name for name in ("megatron", "arms", "moonlight")},
     **dict.fromkeys(("overlap", "qwen"), "qwen"),  # one model on one cluster
 }
+
+FP8_SOURCES = ("bridge", "nemo", "sft")  # of dense models in fp8 on H100s
 
 Layout = tuple[Any, ...]
 Rates = dict[str, float]
@@ -142,6 +145,25 @@ def fit_fp8() -> float:
     data, machine = published("runs"), load_machine("gb200")
     rows = [{**data["sources"][row["source"]]["options"], **row} for row in data["rows"]]
     seen = [row for row in rows if (row["machine"], row.get("role")) == ("gb200", "fit")]
+    return _fp8(seen, machine, data)
+
+
+def fit_fp8_h100() -> dict[str | None, float]:
+    """Return `Rates.gemm_fp8` fitted to the runs of dense models on H100s: to all sources (at None), and to all but each, by least
+    squares of the relative errors of times, every source weighted alike."""
+    data, machine = published("runs"), load_machine("h100-sxm")
+    rows = [{**data["sources"][row["source"]]["options"], **row} for row in data["rows"]]
+    rows = [row for row in rows if row["source"] in FP8_SOURCES and row["machine"] == machine.name]
+    rows = [row for row in rows if not _has_experts(row, data)]
+
+    def fitted(without: str | None) -> float:
+        return _fp8([row for row in rows if row["source"] != without], machine, data)
+
+    return {source: fitted(source) for source in (None, *FP8_SOURCES)}
+
+
+def _fp8(seen: Sequence[Mapping[str, Any]], machine: Machine, data: Mapping[str, Any]) -> float:
+    count = Counter(row["source"] for row in seen)
 
     def squares(share: float) -> float:
         own = machine.with_rates(replace(machine.rates, gemm_fp8=share))
@@ -150,7 +172,8 @@ def fit_fp8() -> float:
             one = estimated(row, own, data)
             measured = measured_ns(row, one.profile, one.microbatches)
             assert measured is not None
-            total += (iteration_ns(one.profile, one.trace.makespan_ns) / measured - 1) ** 2
+            off = iteration_ns(one.profile, one.trace.makespan_ns) / measured - 1
+            total += off**2 / count[row["source"]]
         return total
 
     found = minimize_scalar(squares, bounds=(0.3, 0.9), method="bounded", options={"xatol": 1e-3})
@@ -163,7 +186,9 @@ def main() -> int:
         print("all layouts" if layout is None else f"without {layout}", rates)
     for source, rates in fit_experts().items():
         print("experts on H100s, all sources" if source is None else f"without {source}", rates)
-    print("GEMMs in fp8", {"gemm_fp8": fit_fp8()})
+    for source, share in fit_fp8_h100().items():
+        print("fp8 on H100s, all sources" if source is None else f"without {source}", share)
+    print("GEMMs in fp8 on GB200s", fit_fp8())
     return 0
 
 

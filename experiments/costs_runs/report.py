@@ -16,7 +16,9 @@ NEAR_TIME, NEAR_GIB = 0.01, 0.1  # published differences below these are noise
 VARIANTS = {"a100-80gb": ("a100-80gb", "a100-80gb-megatron")}
 
 
-def report_text(rows: Sequence[Compared], data: Mapping[str, Any]) -> str:
+def report_text(
+    rows: Sequence[Compared], data: Mapping[str, Any], reached: Sequence[Mapping[str, Any]]
+) -> str:
     """``costs_runs.md``."""
     lines = [
         "# Costs: estimated against whole runs that others published",
@@ -65,6 +67,15 @@ def report_text(rows: Sequence[Compared], data: Mapping[str, Any]) -> str:
     ]
     lines += [
         "",
+        "## What the kernels of MosaicML's runs reach",
+        "",
+        "Shares of the peak, and of the bandwidth, that a machine file has, and that its runs say: three numbers, fitted to all of them. Errors are"
+        " of times of runs in one stage, by the file and by numbers fitted to the runs of all other models.",
+        "",
+        "| machine file | runs | GEMMs | its | attention | its | moving data | its | off by | worst | fitted to other models | worst |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        *map(_kernels, reached),
+        "",
         "## Arms of one run",
         "",
         "What a choice changes, against the first arm of the same run: published, and estimated.",
@@ -97,6 +108,17 @@ def report_text(rows: Sequence[Compared], data: Mapping[str, Any]) -> str:
         known = " ".join(source["known"].split())
         lines.append(f"- {source['title']} ({source['where']}). {known}")
     return "\n".join(lines) + "\n"
+
+
+def _kernels(row: Mapping[str, Any]) -> str:
+    shares = (
+        f"{row[key]:.2f} | {row[f'{key}_reached']:.2f}"
+        for key in ("gemm", "attention", "bandwidth")
+    )
+    errors = (
+        f"{abs(row[f'{name}error']):.1%} | {row[f'{name}worst']:+.1%}" for name in ("", "left_out_")
+    )
+    return f"| {row['machine']} | {row['runs']} | {' | '.join((*shares, *errors))} |"
 
 
 def far_off(rows: Sequence[Compared]) -> Iterator[str]:

@@ -4,7 +4,8 @@
 
 estimates every run of ``costs/data/published/runs.yaml``, adds the held-out rows of
 ``results/costs_cells.csv``, and writes ``costs_runs.csv``, ``.md`` and ``.png``, and the
-errors that estimates report, ``optpipe_sim/costs/data/compared/runs.yaml``.
+errors that estimates report, ``optpipe_sim/costs/data/compared/runs.yaml``; and ``costs_kernels.csv``, what the kernels of one
+source reach.
 """
 
 from __future__ import annotations
@@ -251,6 +252,15 @@ def table_text(rows: Sequence[Compared]) -> str:
     return stream.getvalue()
 
 
+def plain_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows with the same keys as CSV."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return stream.getvalue()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the files; 0, or 2 for a folder that cannot be written."""
     parser = argparse.ArgumentParser(
@@ -259,14 +269,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--results", default="results", help="default: %(default)s")
     given = parser.parse_args(arguments)
+    from .kernels import kernels  # which estimates runs as this module does
+
     data = published("runs")
     results = Path(given.results)
     inside = Path(str(files("optpipe_sim.costs") / "data" / "compared" / "runs.yaml"))
     try:
         rows = [*compare(), *held_out(results / "costs_cells.csv")]
+        reached = list(kernels())
         print(write_text(inside, data_text(rows, data["records"])))
         print(write_text(results / "costs_runs.csv", table_text(rows)))
-        print(write_text(results / "costs_runs.md", report_text(rows, data)))
+        print(write_text(results / "costs_runs.md", report_text(rows, data, reached)))
+        print(write_text(results / "costs_kernels.csv", plain_table(reached)))
         print(save(draw(rows), results / "costs_runs.png"))
     except (OptPipeError, OSError) as error:
         print(error, file=sys.stderr)

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from optpipe_sim.costs import estimate, load_model
-from optpipe_sim.costs.calibrate import Calibration, calibrate
+from optpipe_sim.costs.calibrate import TIMES, Calibration, calibrate, determined
 from optpipe_sim.costs.machines import Machine, Rates
 from optpipe_sim.costs.provenance import iteration_ns, mfu
 from optpipe_sim.costs.published import (
@@ -40,6 +40,7 @@ from optpipe_sim.sim import simulate
 from .report import Split, report
 
 _GIB = 2**30
+OTHERWISE = ("ideal", "megatron-lm")  # executions beside that of the trainers
 Say = Callable[[str], None]
 
 
@@ -55,6 +56,7 @@ class Row:
     published: float
     before: float
     after: float
+    otherwise: tuple[float | None, ...] = ()  # times at the fitted rates, under each of `OTHERWISE`
 
     @property
     def errors(self) -> tuple[float, float]:
@@ -78,7 +80,9 @@ def fit(cells: Sequence[Cell], machine: Machine) -> tuple[Calibration, Calibrati
         if cell.measurement.kind == "memory" and "po-" not in cell.quantity
     ]
     source = "the Zero Bubble and PipeOffload papers (1.5B, 14.6B and 10.5B)"
-    first = calibrate(times, machine, source)
+    # what an op takes beside its kernels is in the executions of these runs
+    names = [name for name in determined(times, machine.rates) if name not in TIMES]
+    first = calibrate(times, machine, source, names)
     return first, calibrate(held, machine.with_rates(first.rates), source, ["workspace_mib"])
 
 
@@ -151,6 +155,16 @@ def _linear_flops(meta: dict[str, Any], name: str) -> float:
     return float(meta["iteration"]["flops_per_microbatch"] - scores)
 
 
+def issued_otherwise(rates: Rates) -> list[tuple[float | None, ...]]:
+    """Return for each cell the times of an iteration under `OTHERWISE`; None where it is no time of one."""
+    found = []
+    for execution in OTHERWISE:
+        cells = zero_bubble_cells(execution) + figure_15_cells(figure_15(execution=execution))
+        each = (cell.measurement for cell in cells)
+        found.append([one.predict(rates) if one.kind == "iteration" else None for one in each])
+    return list(zip(*found, strict=True))
+
+
 def medians(rows: Iterable[Row], role: str) -> dict[tuple[str, str], tuple[int, float, float]]:
     """Per table and quantity: how many, and the median absolute error before and after."""
     groups: dict[tuple[str, str], list[Row]] = {}
@@ -188,6 +202,7 @@ def _files(rows: list[Row], splits: list[Split]) -> dict[str, str]:
                 "before_error",
                 "after",
                 "after_error",
+                *(f"{name.replace('-', '_')}_error" for name in OTHERWISE),
             ],
             (
                 [
@@ -200,6 +215,10 @@ def _files(rows: list[Row], splits: list[Split]) -> dict[str, str]:
                     f"{r.errors[0]:+.4f}",
                     f"{r.after:.6g}",
                     f"{r.errors[1]:+.4f}",
+                    *(
+                        "" if time is None else f"{time / r.published - 1:+.4f}"
+                        for time in r.otherwise
+                    ),
                 ]
                 for r in rows
             ),
@@ -238,6 +257,18 @@ def _files(rows: list[Row], splits: list[Split]) -> dict[str, str]:
     }
 
 
+def _how_issued(rows: Sequence[Row], table: str) -> str:
+    """Return a line of a table: held-out times of one source under its trainer's execution, and under others."""
+    mine = [row for row in rows if (row.table, row.kind, row.role) == (table, "iteration", "check")]
+    others = (
+        [time / row.published - 1 for row in mine if (time := row.otherwise[at]) is not None]
+        for at in range(len(OTHERWISE))
+    )
+    errors = [[row.errors[1] for row in mine], *others]
+    cells = (f"{median(map(abs, each)):.1%} ({max(map(abs, each)):.1%})" for each in errors)
+    return f"| {table} | {len(mine)} | {' | '.join(cells)} |"
+
+
 def tables(say: Say) -> dict[str, str]:
     """The text of every file, by name."""
     machine = machine_of("zero_bubble")
@@ -260,13 +291,18 @@ def tables(say: Say) -> dict[str, str]:
             cell.measurement.value,
             first,
             cell.measurement.predict(rates),
+            others,
         )
-        for cell, first in zip(cells, before, strict=True)
+        for cell, first, others in zip(cells, before, issued_otherwise(rates), strict=True)
     ]
     say("tensor against pipeline parallelism")
     splits = tensor_parallel(at_home(rates), machine)
     text = report(
         {role: medians(rows, role) for role in ("check", "fit")},
+        [
+            _how_issued(rows, table)
+            for table in dict.fromkeys(row.table for row in rows if row.kind == "iteration")
+        ],
         splits,
         machine,
         rates,

@@ -174,6 +174,7 @@ def _holds(row: Mapping[str, Any], profile: CostProfile) -> CostProfile | None:
             **published("zero_bubble")["options"],
             "microbatch": row["microbatch"],
             "layers": ends,
+            "execution": "ideal",
         }
         machine = load_machine("a100-80gb-megatron")
         return estimate(name, machine, p, levels=False, offload=False, **options)
@@ -186,6 +187,7 @@ def _holds(row: Mapping[str, Any], profile: CostProfile) -> CostProfile | None:
             levels=False,
             offload=False,
             layers=[layers] * p,
+            execution="ideal",
         )
     return None
 
@@ -262,11 +264,10 @@ def _of_figure_15(row: Mapping[str, Any]) -> Iterator[Run]:
     for cell in row["cells"]:
         cell.replays.trace(cell.replays.machine.rates)  # built as in pipeoffload_models
         trace = cell.replays.trace(rates)
+        profile = replace(trace.profile, execution="ideal")
         # MFU is proportional to the inverse of the time: at 1 ns it is what the cell's would be then
         time = mfu(trace.profile, 1, cell.setup.microbatches) / (cell.percent / 100)
-        yield Run(
-            cell.schedule, time, False, trace.schedule, trace.profile, cell.gib, trace.profile
-        )
+        yield Run(cell.schedule, time, False, trace.schedule, profile, cell.gib, profile)
 
 
 def _sliced() -> Iterator[Setting]:

@@ -7,9 +7,9 @@ do not divide. The last stage has logits as well, (h + g / slices) * sequence, t
 vocabulary. The fullest stage is the first or the last: with many slices the last, which always holds a whole sequence.
 Time, by seven numbers of the setup, none below 0: with stages of which one is the busiest, as the last one is by its
 logits, 1F1B takes the busiest's work on all microbatches, and the other stages' on one slice; a part of that may not
-shrink with slices. Each turn, of which the replay of equal stages has slices * microbatches + p - 1, has an overhead, with
-a part that grows with the sequence; with softmax attention, work of sequence ** 2 / slices as well. Interleaved runs
-have an overhead for each further chunk of each slice; the other numbers are those of the setup's plain runs and theirs.
+shrink with slices. Each turn of whole microbatches has an overhead. Cutting sequences at all makes work longer once, however many
+slices there are; with softmax attention there is work of sequence ** 2 / slices as well in each turn, of which the replay of equal
+stages has slices * microbatches + p - 1. Interleaved runs have an overhead for each further chunk of each slice; the other numbers are those of the setup's plain runs and theirs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from optpipe_sim.schedules import build
 from optpipe_sim.sim import simulate
 from optpipe_sim.study.tasks import Row
 
-VERSION = 3
+VERSION = 4
 # a log shows 77.0 GiB reserved before its run ran out of memory; up to 76.3 GiB, runs went on
 CAPACITY_GIB = 77.0
 UNIT = 16384  # tokens that the fitted numbers are for
@@ -230,14 +230,15 @@ def _parts(at: Run) -> np.ndarray:
     """Return what the numbers of a setup's time are multiplied by."""
     tokens, others, m = at.sequence / UNIT, at.setup.pp - 1, at.microbatches
     turns = replayed(at.setup.pp, m, at.slices).turns
-    quadratic = at.setup.attention == "softmax"
+    quadratic, cut = at.setup.attention == "softmax", at.slices > 1
+    filling = others * tokens / (at.slices * at.chunks)
     return np.array(
         [
             m * tokens,
-            others * tokens / (at.slices * at.chunks),
+            filling,
             others * tokens,
-            turns,
-            turns * tokens,
+            m + others,
+            cut * (m * tokens + filling),
             turns * tokens**2 / at.slices * quadratic,
             m * at.slices * (at.chunks - 1),
         ]

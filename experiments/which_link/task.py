@@ -113,7 +113,9 @@ def _profile(
         copy_engines=engines,
         devices_per_switch=1,
     )
-    made = estimate(model, replace(own, pcie=link), offload=True, levels=True, **layout)
+    made = estimate(
+        model, replace(own, pcie=link), offload=True, levels=True, execution="ideal", **layout
+    )
     whole = made.rechunk(1)
     room = round(share * made.devices * whole.stages[0].act_bytes)
     return replace(made, memory_limit=tuple(static + room for static in made.static_bytes))

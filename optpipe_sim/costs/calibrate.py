@@ -55,7 +55,7 @@ _WHOLE = (
     "slices",
     "slice_by",
 )  # no options of a measurement, which is of whole sequences
-_OPTIONS = [*(key for key in options_of(Layout, Work) if key not in _WHOLE), "levels"]
+_OPTIONS = [*(key for key in options_of(Layout, Work) if key not in _WHOLE), "levels", "execution"]
 _COUNTS = ("devices", "microbatches", "tp", "cp", "ep", "etp", "dp", "chunks", "microbatch", "seq")
 _MEASURED = ("t_f_ms", "t_b_ms", "t_w_ms", "t_comm_ms", "iteration_ms", "peak_gib", "profile")
 TIMES = ("fixed_ms", "op_us")  # outside kernels

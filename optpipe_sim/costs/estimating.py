@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..errors import OptPipeError
+from ..execution import Execution, load_execution
 from ..option_fields import made_of, takes
 from ..profile import CostProfile
 from ..profile.items import EMBEDDING, HEAD, MTP, Item
@@ -78,6 +79,7 @@ def estimate(
     items: bool = False,
     offload: bool | None = None,
     rates: Rates | None = None,
+    execution: Execution | str | None = None,
     name: str | None = None,
     **options: Any,
 ) -> CostProfile:
@@ -91,6 +93,7 @@ def estimate(
         items: whether the profile has the costs layer by layer, too, for other layouts.
         offload: False for none; True to insist; None for one wherever the machine has PCIe data.
         rates: achieved rates in the place of the machine's own, such as `calibrate` returns.
+        execution: how the trainer issues the work; None: as the runs were issued that the machine's rates are fitted to.
         name: of the profile; by default model, machine and sizes.
         options: the fields of `Layout` and of `Work`.
 
@@ -99,7 +102,8 @@ def estimate(
     """
     model = model if isinstance(model, Model) else load_model(model)
     layout, work = made_of(options, Layout, Work, devices=devices)
-    return estimated(model, _machine(machine, rates), layout, work, levels, items, offload, name)
+    made = estimated(model, _machine(machine, rates), layout, work, levels, items, offload, name)
+    return made if execution is None else replace(made, execution=load_execution(execution))
 
 
 def estimated(
@@ -144,6 +148,7 @@ def estimated(
         occupancy_ns=occupancy,
         offload=section,
         memory_limit=(machine.limit_bytes(),) * p,
+        execution=machine.issued_as(),
         meta=provenance(model, machine, layout, work, counts, plan.facts(counts), lengths)
         | plan.imbalance(spread, counts),
         items=tuple(map(Item.costing, own, moved)),

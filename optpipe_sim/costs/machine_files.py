@@ -10,7 +10,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import hint_for
+from ..errors import ProfileError, hint_for
+from ..execution import load_execution
 from ..files import plain, read_mapping
 from ..units import is_plain
 from .data_files import data_file
@@ -99,6 +100,10 @@ def _machine(data: dict[str, Any], name: str) -> Machine:
         raise MachineError(
             f"machine {name}: offload_to: expected {' or '.join(OFFLOAD_TO)}, got {data['offload_to']!r}"
         )
+    try:
+        load_execution(data.get("execution", "ideal"))
+    except ProfileError as error:
+        raise MachineError(f"machine {name}: {error}") from None
     pcie, nvme = data.pop("pcie", None), data.pop("nvme", None)
     made = {key: value for key, value in data.items() if key != "achieved"}
     made.setdefault("title", name)

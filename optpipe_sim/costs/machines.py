@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from ..errors import OptPipeError
+from ..execution import Execution, load_execution
 
 
 class MachineError(OptPipeError):
@@ -187,6 +188,7 @@ class Machine:
         host_memory_gib: of a node; None: unknown.
         nvme: the drives of a node; None: unknown. `offload_to`: ``host`` or ``nvme``.
         rates: the achieved rates.
+        execution: how the runs were issued that the rates are fitted to or were judged by, an execution's name or file.
         sources: the source of each key's number; ``assumed`` for a guess.
     """
 
@@ -205,6 +207,7 @@ class Machine:
     host_memory_gib: float | None = None
     nvme: Drives | None = None
     offload_to: str = "host"
+    execution: str = "ideal"
     sources: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -242,6 +245,14 @@ class Machine:
                 f" nothing of memory_gib {self.memory_gib}"
             )
         return self.usable_bytes
+
+    def issued_as(self, told: Execution | str | None = None) -> Execution:
+        """Return how work on it is issued: as `told`, or, as rates hold for no other, like the runs that they are fitted to.
+
+        Raises:
+            ProfileError: for no execution.
+        """
+        return load_execution(self.execution if told is None else told)
 
     def with_rates(self, rates: Rates) -> Machine:
         """Return the machine with other rates."""

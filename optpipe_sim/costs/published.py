@@ -64,9 +64,16 @@ def machine_of(name: str) -> Machine:
     return load_machine(published(name)["machine"])
 
 
-def zero_bubble_cells() -> list[Cell]:
-    """Op times and messages (table 6 and ZB-V's), throughput and memory (table 4)."""
-    data, machine = published("zero_bubble"), machine_of("zero_bubble")
+def _issued(name: str, execution: str | None) -> dict[str, Any]:
+    data = published(name)
+    if execution is None:
+        return data
+    return {**data, "options": {**data["options"], "execution": execution}}
+
+
+def zero_bubble_cells(execution: str | None = None) -> list[Cell]:
+    """Op times and messages (table 6 and ZB-V's), throughput and memory (table 4); replayed under `execution`, or that of their trainer."""
+    data, machine = _issued("zero_bubble", execution), machine_of("zero_bubble")
     cells: list[Cell] = []
     for row in data["rows"]:
         each, p = row["layers_per_stage"], row["devices"]
@@ -104,9 +111,9 @@ def _times(table: str, row: dict[str, Any], setup: Setup, machine: Machine) -> l
     ]
 
 
-def figure_15(skipped: bool = False) -> list[Run]:
-    """Return all cells of figure 15 that were run; with `skipped`, the others as well."""
-    data, machine, made = published("pipeoffload"), machine_of("pipeoffload"), []
+def figure_15(skipped: bool = False, execution: str | None = None) -> list[Run]:
+    """Return all cells of figure 15 that were run; with `skipped`, the others as well; replayed under `execution`, or that of their trainer."""
+    data, machine, made = _issued("pipeoffload", execution), machine_of("pipeoffload"), []
     for row in data["rows"]:
         p = row["devices"]
         each = (load_model(row["model"]).layers + 2) // p

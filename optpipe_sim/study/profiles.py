@@ -60,7 +60,8 @@ def _estimated(given: Any) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise OptPipeError("estimate: expected model, machine, devices and so on")
     try:
-        return profile_to_json(estimate(**plain(given)))
+        # as any profile: ideal, unless it says how it is issued
+        return profile_to_json(estimate(**{"execution": "ideal", **plain(given)}))
     except TypeError as error:
         what = (
             str(error)

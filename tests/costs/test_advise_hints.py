@@ -121,7 +121,7 @@ def interrupted_at_once() -> Any:
 
 def test_a_hint_has_options_in_the_family(capsys: pytest.CaptureFixture[str]) -> None:
     """Megatron-LM hides tensor parallelism's collectives behind GEMMs; torchtitan has no option for that."""
-    words = "--model qwen3-1.7b --machine h100 --gpus 8 --global-batch 16 --seq 4096 --pp 2 --tp 2 --microbatch 1 --time-limit 3"
+    words = "--model qwen3-1.7b --machine h100 --gpus 8 --global-batch 16 --seq 4096 --pp 2 --tp 2 --microbatch 1 --time-limit 3 --execution ideal"
     free = [one["key"] for one in told(capsys, *words.split())["hints"]]
     assert "overlap tp-comm" in free
     own = [one["key"] for one in told(capsys, *words.split(), "--family", "torchtitan")["hints"]]

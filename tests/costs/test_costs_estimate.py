@@ -178,10 +178,11 @@ def test_free_memory_of_a_published_run() -> None:
 
 
 def test_iteration_and_mfu() -> None:
-    profile = estimate("gpt-10.5b", "a100-80gb-megatron", 8, seq=4096, recompute="norms", chunks=5)
+    own = {"seq": 4096, "recompute": "norms", "chunks": 5, "execution": "pipeoffload-a100"}
+    profile = estimate("gpt-10.5b", "a100-80gb-megatron", 8, **own)
     trace = simulate(build("1f1b-i", profile, 64), profile, enforce=False)
     time_ns = iteration_ns(profile, trace.cost_ns)
-    assert time_ns > trace.cost_ns / (1 - 0.078)
+    assert time_ns > trace.cost_ns / (1 - 0.064)
     assert mfu(profile, time_ns, 64) == pytest.approx(0.65, abs=0.02)  # as published
 
 

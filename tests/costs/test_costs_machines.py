@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.resources import files
+from typing import Any
 
 import pytest
 import yaml
 
-from optpipe_sim.costs import load_machine, machine_names
+from optpipe_sim.costs import estimate, load_machine, machine_names
+from optpipe_sim.costs.advise.advise import advise
+from optpipe_sim.costs.advise.evaluate import evaluate
 from optpipe_sim.costs.machines import MachineError
+from optpipe_sim.execution import load_execution
+from optpipe_sim.names import build
+from optpipe_sim.sim import simulate
 
 OWN = {
     "title": "two cards",
@@ -98,3 +105,33 @@ def test_missing_keys_and_names() -> None:
         load_machine({k: v for k, v in OWN.items() if k != "link_gb_per_s"})
     with pytest.raises(MachineError, match="did you mean h100"):
         load_machine("h1000")
+
+
+def test_a_machine_says_how_the_runs_of_its_rates_were_issued() -> None:
+    """Rates hold for one execution: `estimate` takes it, unless told another."""
+    machine = load_machine("h100")
+    options: dict[str, Any] = {"devices": 4, "seq": 4096}
+    profile = estimate("llama3-8b", machine, **options)
+    assert profile.execution == load_execution("megatron-lm") == machine.issued_as()
+    ideal = estimate("llama3-8b", machine, **options, execution="ideal")
+    assert ideal == replace(profile, execution="ideal")
+    schedule = build("1f1b", ideal, 8)
+    assert simulate(schedule, ideal).makespan_ns < simulate(schedule, profile).makespan_ns
+    assert load_machine({"base": "h100"}).execution == machine.execution
+    with pytest.raises(MachineError, match="machine mine: execution: 'megatron' is neither a file"):
+        load_machine({"name": "mine", "base": "h100", "execution": "megatron"})
+
+
+def test_evaluate_and_advise_take_the_execution_of_the_rates() -> None:
+    run: dict[str, Any] = {"pp": 4, "microbatches": 8}
+    usual, ideal = (
+        evaluate("llama3-8b", "h100", 8, 4096, **run, **more)
+        for more in ({}, {"execution": "ideal"})
+    )
+    assert usual.advice.question.execution.name == "megatron-lm"
+    assert ideal.row.iteration_ns < usual.row.iteration_ns
+    found = advise(
+        "llama3-8b", "h100", 8, 16, 4096, pp=4, tp=1, schedules=["1f1b"], chunks=1, microbatch=1,
+        time_limit=2,
+    )  # fmt: skip
+    assert found.question.execution.name == "megatron-lm"

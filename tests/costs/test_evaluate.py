@@ -185,7 +185,10 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(words.split()) == 0
     text = capsys.readouterr().out
     assert "measured / predicted" in text
-    assert "in four of five runs like it; dense models in bf16 on h100-sxm" in text
+    assert (
+        "in four of five runs as megatron-lm issues them; dense models in bf16 on h100-sxm" in text
+    )
+    assert "issued: as by megatron-lm; --execution ideal" in text
     assert f"--global-batch 32 --calibrate {files['m.yaml']}" in text
     assert main([*words.split(), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -117,7 +117,7 @@ def test_rules_of_the_committed_table_come_out_again() -> None:
     profile = estimate(
         first["profile.estimate.model"], first["profile.estimate.machine"],
         first["profile.estimate.devices"], tp=first["profile.estimate.tp"],
-        seq=first["profile.estimate.seq"], levels=True,
+        seq=first["profile.estimate.seq"], levels=True, execution="ideal",
     )  # fmt: skip
     for row in rows:
         schedule = build(row["schedule"], profile, row["microbatches"])

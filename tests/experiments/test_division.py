@@ -39,7 +39,8 @@ def test_a_rule_takes_what_the_table_says(row: dict[str, Any]) -> None:
     keys = ("model", "devices", "tp", "seq", "chunks", "placement")
     given = {key: row[f"profile.estimate.{key}"] for key in keys}
     machine = load_machine(row["profile.estimate.machine"])
-    profile = estimate(given.pop("model"), machine, given.pop("devices"), levels=True, **given)
+    given |= {"levels": True, "execution": "ideal"}
+    profile = estimate(given.pop("model"), machine, given.pop("devices"), **given)
     again = task.run(profile, row["microbatches"], "rule", row["rule"], row["seconds"])
     assert again["fits"] is row["fits"]
     assert again["makespan_ns"] == row["makespan_ns"]

@@ -50,7 +50,7 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
 
 def add_work(parser: argparse.ArgumentParser, *only: str, **changes: Any) -> None:
     """Add how layers run, all of `Work` or these fields, and how the work is issued."""
-    add_execution(parser, "ideal, which machines' rates are fitted to")
+    add_execution(parser, "the machine's, which its rates go with")
     add_fields(parser, Work, *only, **changes)
     parser.add_argument(
         "--capacity-factor",
@@ -110,6 +110,8 @@ def model_and_machine(
     model, machine = load_model(arguments.model), load_machine(arguments.machine)
     if arguments.offload_to is not None:
         machine = replace(machine, offload_to=arguments.offload_to)
+    if arguments.execution is not None:  # what is measured is fitted under it, too
+        machine = replace(machine, execution=arguments.execution)
     if arguments.calibrate is None:
         return model, machine, None
     from ...costs.calibrate import calibrate, load_measurements

@@ -209,6 +209,15 @@ def expected(trace: Trace) -> str:
     return f"{low} to {high} in four of five {runs}"
 
 
+def issued(out: Out, profile: CostProfile) -> None:
+    """Print the execution under which times are predicted."""
+    name = profile.execution_notes["name"]
+    text = (
+        "ideally" if name == "ideal" else f"as by {name}; --execution ideal: without what it adds"
+    )
+    labelled(out, "issued", text)
+
+
 def times(out: Out, trace: Trace, more: Text | None = None) -> None:
     """Print the time of an iteration, the pipeline's part of it where there is more, and the idle time of that."""
     span = "" if trace.objective == "flush" else " of the longest device"

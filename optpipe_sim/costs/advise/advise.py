@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...errors import OptPipeError
-from ...execution import Execution, load_execution
+from ...execution import Execution
 from ...option_fields import made_of, takes
 from ...solvers.options import TREATMENTS
 from ...units import Size, as_limit
@@ -56,7 +56,7 @@ def advise(
     on_wait: Callable[[], None] = lambda: None,
     pp: Several | None = None,
     slices: Several | str = 1,
-    execution: Execution | str = "ideal",
+    execution: Execution | str | None = None,
     **options: Any,
 ) -> Advice:
     """Return the best configuration of each of the `top` best splits of a model over GPUs.
@@ -113,7 +113,7 @@ def advise(
         _limit(machine, margin, memory_limit),
         recompute=levels,
         schedules=as_choices("schedules", schedules),
-        execution=load_execution(execution),
+        execution=machine.issued_as(execution),
         slices=None if slices == "auto" else as_choices("slices", slices),
         slice_by=slice_by,
         treatments=allowed,

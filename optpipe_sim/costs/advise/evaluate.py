@@ -8,7 +8,7 @@ from typing import Any
 
 from ...bounds.bounds import lower_bound
 from ...errors import OptPipeError
-from ...execution import Execution, load_execution
+from ...execution import Execution, execution_to_json
 from ...names import ENTRIES, parse_name
 from ...option_fields import made_of, options_of, takes
 from ...reasons.hints import Hint
@@ -193,6 +193,7 @@ class Evaluation:
             "layers": self.row.profile.meta["layers_per_stage"],
             "schedule": self.row.schedule,
             "microbatches": choice.microbatches,
+            "execution": execution_to_json(question.execution),
             **({"levels": True} if self.row.profile.has_levels else {}),
         }
         if self.measured_ns is not None:
@@ -214,7 +215,7 @@ def evaluate(
     schedule: str | None = None,
     pp: int = 1,
     zero: int | None = None,
-    execution: Execution | str = "ideal",
+    execution: Execution | str | None = None,
     memory_limit: Size | None = None,
     calibration: Calibration | None = None,
     measured_ns: float | None = None,
@@ -232,8 +233,8 @@ def evaluate(
             Megatron-LM's combined one. ``1f1b:recompute=LEVEL`` takes a level of `estimate(levels=True)`.
         pp: devices along the pipeline.
         zero: what is sharded over the replicas, as for `estimate`; 1 by default where there are replicas.
-        execution: how the trainer issues the work, a name or what `load_execution` returns. Rates are fitted to ideal
-            replays of whole runs, and so have a part of it already: it tells schedules apart, and makes times longer.
+        execution: how the trainer issues the work, a name or what `load_execution` returns; None: as the runs were
+            issued that the machine's rates are fitted to (`Machine.execution`).
         memory_limit: per device, not enforced; None: what driver and libraries leave.
         calibration: what `calibrate` returned; its rates are used.
         measured_ns: the time of an iteration. `measured_bytes`: the peak of the fullest GPU.
@@ -286,7 +287,7 @@ def evaluate(
         **lists,
         schedules=(name,),
         etp=None if choice.etp is None else (choice.etp,),
-        execution=load_execution(execution),
+        execution=machine.issued_as(execution),
     )
     levels = True if "recompute" in parse_name(name)[1] else None
     profile = profile_of(question, choice, levels, layers=options.get("layers"))

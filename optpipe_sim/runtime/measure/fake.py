@@ -54,6 +54,7 @@ def estimated(plan: Plan, machine: Machine | Source, levels: bool = False) -> Co
         dtype=plan.dtype,
         layers=plan.layers,
         levels=levels,
+        execution="ideal",  # the runtime's own is measured, not known
     )
 
 

@@ -38,6 +38,8 @@ def sentences(tables: Tables) -> Iterator[str]:
         return f"{percent(median(errors))} ({percent(max(errors))}, n = {len(errors)})"
 
     yield _held_out(rows)
+    yield from _h100(rows)
+    yield from _kernels(tables("costs_kernels"))
     yield _intervals()
     yield from _by_file(tables)
     yield _hiding(rows)
@@ -63,6 +65,44 @@ def sentences(tables: Tables) -> Iterator[str]:
         f"Megatron-Bridge's in fp8 on H100s, B200s and GB200s: {dense[0]}, {dense[1]} and {dense[2]} of dense models,"
         f" {experts[0]}, {experts[1]} and {experts[2]} of those with experts; {told('h100-sxm', 'dense', LLAMA)} of its"
         " arms of LLaMA-3-70B SFT on H100s"
+    )
+
+
+def _h100(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Dense models on H100s, source by source, at rates that saw none of it."""
+    mine = [
+        row
+        for row in rows
+        if (row["machine"], row["kind"], row["role"]) == ("h100-sxm", "dense", "check")
+    ]
+    mine = [row for row in mine if row["error"] is not None]
+    for source in dict.fromkeys(row["source"] for row in mine):
+        own = [row for row in mine if row["source"] == source]
+        errors = [row["error"] for row in own]
+        formats = ", ".join(sorted({row["dtype"] for row in own}))
+        sign = "" if len(errors) == 1 else f" ({percent(max(map(abs, errors)))})"
+        yield f"| {source} | {formats} | {len(errors)} | {percent(median(map(abs, errors)))}{sign} | {100 * median(errors):+.1f} % |"
+    whole, piped = (
+        [row["error"] for row in mine if "pipeline parallelism" in row["features"] or every]
+        for every in (True, False)
+    )
+    yield (
+        f"{percent(median(map(abs, whole)))} off in the median of all {len(whole)}, {percent(median(map(abs, piped)))} in that of the {len(piped)} with a pipeline"
+    )
+
+
+def _kernels(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """What is different about MosaicML's runs."""
+    a100, h100 = rows
+    keys = ("gemm", "attention", "bandwidth")
+    gemm, attention, moving = (f"{h100[f'{key}_reached']:.2f}" for key in keys)
+    others = [f"{a100[f'{key}_reached']:.2f}" for key in keys]
+    yield (
+        f"fitted to its runs, its GEMMs reach {gemm} of the peak there ({h100['gemm']:.2f} by the machine file), its attention {attention} ({h100['attention']:.2f}), and what"
+        f" only moves data {moving} of the bandwidth ({h100['bandwidth']:.2f}); on A100s {others[0]}, {others[1]} and {others[2]}"
+    )
+    yield (
+        f"Fitted to its other models, these three bring the runs of a model from {percent(h100['error'])} to {percent(h100['left_out_error'])} in the median (worst: {percent(-h100['left_out_worst'])})"
     )
 
 

@@ -207,8 +207,9 @@ def _contest(rows: list[dict[str, Any]]) -> Iterator[str]:
     off = [
         100
         * (
-            one["1f1b"]["after"] / one["1f1b-i"]["after"]
-            - one["1f1b"]["published"] / one["1f1b-i"]["published"]
+            one["1f1b"]["published"]
+            / one["1f1b-i"]["published"]
+            * ((1 + one["1f1b"]["ideal_error"]) / (1 + one["1f1b-i"]["ideal_error"]) - 1)
         )
         for one in cells.values()
     ]

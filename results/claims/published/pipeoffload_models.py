@@ -15,12 +15,12 @@ def sentences(tables: Tables) -> Iterator[str]:
     checks = [row for row in tried if row["published_outcome"] == "ran" and row["role"] == "check"]
     off = [abs(row["mfu_percent"] / row["published_mfu_percent"] - 1) for row in checks]
 
-    def held(schedule: str) -> str:
+    def held(schedule: str, key: str = "activation_gib") -> str:
         found = [
-            row["activation_gib"] / row["published_activation_gib"]
+            row[key] / row["published_activation_gib"]
             for row in tried
             if row["schedule"] == schedule
-            and row["activation_gib"] and row["published_activation_gib"]
+            and row[key] and row["published_activation_gib"]
         ]  # fmt: skip
         return f"{span(found, lambda x: f'{x:.2f}')} times (n = {len(found)})"
 
@@ -31,3 +31,4 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" {percent(max(off))} at worst; PO-F holds {held('po-f')} and PO-H {held('po-h')} the"
         " activations that were measured, runs of the fit included."
     )
+    yield f"Were each device to have a link of its own, PO-F would hold {held('po-f', 'unshared_gib')} of it and PO-H {held('po-h', 'unshared_gib')}"

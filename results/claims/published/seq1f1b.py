@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from itertools import combinations
 from statistics import median
 
+from experiments.seq1f1b.estimated import reserved
+from experiments.seq1f1b.task import Memory, memory_of, runs
 from optpipe_sim.study.claims import Row, Tables, percent, span
 
 
@@ -22,7 +24,9 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" {len(times)}, {percent(max(times))} at worst."
     )
     yield _fused(rows)
-    yield _fullest(rows)
+    yield _most(rows)
+    yield _estimated()
+    yield _undivided(memory_of(runs()))
 
 
 def _errors(rows: list[Row], key: str) -> list[float]:
@@ -56,17 +60,35 @@ def _fused(rows: list[Row]) -> str:
     )
 
 
-def _fullest(rows: list[Row]) -> str:
-    """With many slices the last stage, which always holds a whole sequence and its logits, is the fullest."""
-    most = max(row["slices"] for row in rows)
-    many = [row for row in rows if row["slices"] == most and row["reserved_gib"]]
-    assert all(row["measured_gib"] is None for row in many)
-    last = [row for row in many if row["last_gib"] > row["first_gib"]]
-    more = [row["last_gib"] / row["first_gib"] - 1 for row in last]
+def _most(rows: list[Row]) -> str:
+    """Where nothing judges a prediction."""
+    most = max(row["slices"] for row in rows if row["measured_s"] is not None)
+    return f"All of this is where the numbers are fitted: in the same setups, and in up to {most} slices. Nothing here judges what is predicted for more"
+
+
+def _estimated() -> str:
+    """What `estimate` says of the memory of the logs' runs, in which nothing is fitted."""
+    found = list(reserved())
+    whole = [ratio for one in found if one.slices == 1 for ratio in one.ratios[:-1]]
+    cut = [ratio for one in found if one.slices > 1 for ratio in one.ratios[:-1]]
+    last = [one.ratios[-1] for one in found]
     return (
-        f"With {most} slices, of which no cell is given here, the last stage is predicted to be the fullest in {len(last)} of {len(many)} cells,"
-        f" {span(more, percent)} above the first: it holds a whole sequence whatever the slices, and the logits."
+        f"`estimate`, in which nothing is fitted to them, has {span(whole, percent)} of the memory that stages of whole sequences reserved (softmax attention, all stages but the last), and"
+        f" {span(cut, percent)} where sequences are in {span(sorted({one.slices for one in found if one.slices > 1}), str)} slices; of the last stage, which has the logits, {span(last, percent)}"
     )
+
+
+def _undivided(fitted: Memory) -> str:
+    """What slices do not divide, as a share of what a stage holds of a microbatch."""
+    shares = {
+        kernels: [
+            parts[2] / (parts[1] / setup.pp)
+            for setup, parts in fitted.stages.items()
+            if setup.attention == "linear" and setup.kernels == kernels
+        ]
+        for kernels in ("plain", "fused")
+    }
+    return f"Slices do not divide all of it: what the fit says of stages with unfused kernels is {span(shares['plain'], '{:.1f}'.format)} times what a stage keeps of a microbatch, and {max(shares['fused'][0], 0):.1f} times where they are fused"
 
 
 def _ordered(pairs: list[tuple[Row, Row]]) -> int:

@@ -142,7 +142,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             on_progress=progress,
             on_wait=lambda: out.wait(COMPILING),
             pp=arguments.pp,
-            execution=arguments.execution or "ideal",
+            execution=arguments.execution,
             **options,
         )
     if arguments.family:
@@ -298,7 +298,7 @@ def _show_best(out: Out, found: Advice, best: Row) -> None:
     from rich.text import Text
 
     from ....units import format_size
-    from ...outputs.show import expected, fullest_text, labelled
+    from ...outputs.show import expected, fullest_text, issued, labelled
 
     text = parts_text(found.parts(best))
     labelled(out, "shares of its iteration", text)
@@ -316,6 +316,7 @@ def _show_best(out: Out, found: Advice, best: Row) -> None:
         others = [row for row in found.rows[1:] if found.tied(row)]
         sure += f"; {len(others) + 1} of these rows lie within that median" if others else ""
     labelled(out, "how sure", sure)
+    issued(out, best.trace.profile)
     for doubt in found.doubts(best):
         style = "yellow" if doubt.startswith(("not plausible", "do not plan")) else ""
         out.print(Text(f"          {doubt}", style), soft_wrap=True)

@@ -50,13 +50,13 @@ def _estimate(arguments: argparse.Namespace, best: Row) -> str:
     words += ["--layers", ",".join(map(str, best.profile.meta["layers_per_stage"]))]
     words += [] if best.profile.has_levels or best.choice.recompute != "none" else ["--no-levels"]
     words += as_words(arguments, Work, AS_RUN)
+    words += ["--execution", arguments.execution] if arguments.execution else []
     several = best.choice.ep > 1  # one GPU has all experts
     words += as_words(arguments, Work, ["imbalance"]) if several else []
     if several and arguments.capacity_factor is not None:
         words += ["--capacity-factor", f"{arguments.capacity_factor:g}"]
         words += ["--pad-to-capacity"] * arguments.pad_to_capacity
     words += ["--calibrate", arguments.calibrate] if arguments.calibrate else []
-    words += ["--execution", arguments.execution] if arguments.execution else []
     words += ["--offload-to", arguments.offload_to] if arguments.offload_to else []
     return shlex.join(words)
 

@@ -64,7 +64,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     from ....costs.doubt import kind_of, plausibility
     from ....costs.estimating import estimated
     from ....costs.provenance import mfu_ceiling
-    from ....execution import load_execution
     from ....profile_io import save_profile
 
     model, machine, fitted = model_and_machine(arguments)
@@ -78,8 +77,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     profile = made(work)
     if arguments.lengths:
         profile = _differing(profile, made, work, arguments.lengths)
-    if arguments.execution:
-        profile = replace(profile, execution=load_execution(arguments.execution))
     files = {}
     if arguments.save:
         save_profile(profile, arguments.save)
@@ -284,7 +281,7 @@ def _show_doubt(out: Out, profile: CostProfile, plausible: tuple[bool | None, st
 
     from ....costs.doubt import caution
     from ....costs.provenance import mfu_ceiling
-    from ...outputs.show import labelled
+    from ...outputs.show import issued, labelled
 
     out.print(
         f"MFU without any bubble: {mfu_ceiling(profile):.1%} (every attention score counted; with the"
@@ -300,6 +297,7 @@ def _show_doubt(out: Out, profile: CostProfile, plausible: tuple[bool | None, st
     if profile.meta["doubt"]["error"] is None:
         sure += "; no error can be stated for this case"
     labelled(out, "how sure", sure)
+    issued(out, profile)
     if text := caution(profile.meta["doubt"]["error"], profile.meta["doubt"]["bias"]):
         out.print(Text(f"          {text}", "yellow"), soft_wrap=True)
     if plausible[0] is not True:

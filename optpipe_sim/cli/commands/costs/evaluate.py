@@ -155,7 +155,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             global_batch=arguments.global_batch,
             pp=arguments.pp,
             schedule=arguments.schedule,
-            execution=arguments.execution or "ideal",
+            execution=arguments.execution,
             **options,
             memory_limit=arguments.memory_limit,
             calibration=fitted,
@@ -256,7 +256,7 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
     from rich.text import Text
 
     from ....units import format_size, format_time
-    from ...outputs.show import expected, fullest_text, labelled, line, plain_table, warn
+    from ...outputs.show import expected, fullest_text, issued, labelled, line, plain_table, warn
     from ...outputs.verdict import remedies, verdict
     from .advise import MFU_COUNTS, parts_text
 
@@ -313,6 +313,7 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
     sure = "; ".join(filter(None, (expected(row.trace), found.advice.basis)))
     sure += "" if found.advice.error is not None else "; no error can be stated for this case"
     labelled(out, "how sure", sure)
+    issued(out, row.trace.profile)
     for text in (*found.advice.doubts(row), *found.findings()):
         loud = ("not plausible", "not to fit", "do not plan")
         style = "yellow" if any(words in text for words in loud) else ""
@@ -348,6 +349,7 @@ def _next(out: Out, arguments: argparse.Namespace) -> None:
     words += ["--gpus", str(arguments.gpus), "--seq", str(arguments.seq)]
     words += ["--global-batch", str(_sequences(arguments))]
     words += as_words(arguments, Work, AS_RUN)
+    words += ["--execution", arguments.execution] if arguments.execution else []
     words += ["--calibrate", file] if file else []
     words += ["--family", "megatron"] if arguments.run_log else []
     hint(out, f"{program()} {shlex.join(words)}", code=True)

@@ -1,0 +1,73 @@
+"""What the kernels of a source's runs reach, where its trainer and not the GPU is why estimates of them are off.
+
+MosaicML's runs have one stage and hide FSDP's exchange, so that their times are those of three kinds of kernels: GEMMs, attention,
+and what only moves data. A run's time is linear in the inverse of what each of these reaches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+from optpipe_sim.costs import load_machine
+from optpipe_sim.costs.published import published
+
+from .run import estimated, measured_ns
+
+SOURCE = "foundry"
+PARTS = {"gemm": "gemm", "attention": "attention", "bandwidth": "elementwise"}  # by rate
+MACHINES = ("a100-80gb-megatron", "h100-sxm")
+
+
+def kernels() -> Iterator[dict[str, Any]]:
+    """Yield a row per machine file: the share of the peak that each kind of kernel reaches by the file, and fitted to the
+    source's runs; the median and largest error of their times by the file, and fitted to the runs of all other models."""
+    data = published("runs")
+    rows = [{**data["sources"][row["source"]]["options"], **row} for row in data["rows"]]
+    for name in MACHINES:
+        machine = load_machine(name)
+        mine = [row for row in rows if row["source"] == SOURCE and name.startswith(row["machine"])]
+        parts = np.array([_parts(row, name, data) for row in mine])
+        models = [row["model"] for row in mine]
+        own = parts.sum(axis=1) - 1
+        left_out = np.empty(len(mine))
+        for model in set(models):
+            seen = np.array([one != model for one in models])
+            longer, _ = nnls(parts[seen], np.ones(seen.sum()))
+            left_out[~seen] = parts[~seen] @ longer - 1
+        longer, _ = nnls(parts, np.ones(len(mine)))
+        known = {key: getattr(machine.rates, key) for key in PARTS}
+        reached = dict(zip(PARTS, longer, strict=True))
+        yield {
+            "machine": name,
+            "runs": len(mine),
+            "models": len(set(models)),
+            **known,
+            **{f"{key}_reached": round(float(known[key] / reached[key]), 3) for key in PARTS},
+            **_errors("", own),
+            **_errors("left_out_", left_out),
+        }
+
+
+def _errors(name: str, errors: np.ndarray) -> dict[str, float]:
+    worst = float(max(errors, key=abs))
+    return {
+        f"{name}error": round(float(np.median(abs(errors))), 4),
+        f"{name}worst": round(worst, 4),
+    }
+
+
+def _parts(row: Mapping[str, Any], name: str, data: Mapping[str, Any]) -> list[float]:
+    """Return the shares of a run's measured time, of what is in ops, that kernels of each kind take by the machine file."""
+    machine = load_machine(name)
+    one = estimated(row, machine, data)
+    measured = measured_ns(row, one.profile, one.microbatches)
+    assert measured is not None
+    once = one.profile.meta["iteration"]
+    ns = measured - 1e6 * (once["optimizer_ms"] + once["gradient_sync_ms"])
+    ns *= 1 - machine.rates.overhead
+    spent = one.profile.meta["time_spent"]
+    return [one.trace.makespan_ns * spent[part] / ns for part in PARTS.values()]
