@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import OptPipeError
 from ..ops import Op
 from ..trace import Trace
 from .explain import Gap, gaps, path_parts
@@ -73,8 +72,7 @@ def why_data(trace: Trace, op: Op) -> dict[str, Any]:
     Raises:
         OptPipeError: if the op is not in the schedule.
     """
-    if trace.schedule.row(op) < 0:
-        raise OptPipeError(f"{op} is not in this schedule")
+    trace.schedule.require(op)
     reasons = Reasons(trace)
     return {
         "op": str(op),

@@ -39,8 +39,7 @@ def why(trace: Trace, op: Op) -> str:
     Raises:
         OptPipeError: if the op is not in the schedule.
     """
-    if trace.schedule.row(op) < 0:
-        raise OptPipeError(f"{op} is not in this schedule")
+    trace.schedule.require(op)
     reasons = Reasons(trace)
     first, *others = reasons.of_start(op)
     start, device = reasons.start[op], reasons.device[op]

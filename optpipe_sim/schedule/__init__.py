@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InvalidSchedule
+from ..errors import InvalidSchedule, OptPipeError
 from ..files import read_mapping, write_text
 from ..ops import (
     ALL_RULES,
@@ -262,6 +262,19 @@ class Schedule:
         if (op.slice is None) != (shape.slices == 1) or (op.slice or 0) >= shape.slices:
             return -1
         return int(self.rows[encode(shape, op.kind, op.stage, shape.unit(op))])
+
+    def require(self, op: Op) -> int:
+        """Return the row of `op` in `table`.
+
+        Raises:
+            OptPipeError: where the schedule does not have it; names a backward with W in its place, or the other way round.
+        """
+        row = self.row(op)
+        if row < 0:
+            other = op._replace(kind={B: BW, W: BW, BW: B}.get(op.kind, op.kind))
+            has = f"; it has {other}" if other != op and self.row(other) >= 0 else ""
+            raise OptPipeError(f"{op} is not in this schedule{has}")
+        return row
 
     def op(self, row: int) -> Op:
         """Return the op in a row of `table`."""

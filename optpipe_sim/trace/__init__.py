@@ -139,9 +139,7 @@ class Trace:
         Raises:
             OptPipeError: where the schedule does not have this op.
         """
-        row = self.schedule.row(op)
-        if row < 0:
-            raise OptPipeError(f"{op} is not in this schedule")
+        row = self.schedule.require(op)
         return self.spans[row]
 
     # -- time -------------------------------------------------------------------------------------

@@ -46,6 +46,10 @@ def test_explain(cli) -> None:
     assert answer.code == 0
     assert "F0.0" in answer.out  # what it waits for
     assert cli("explain s.json p.yaml --op F9.0").code == 2
+    assert (
+        "B1.3 is not in this schedule; it has BW1.3"
+        in cli("explain s.json p.yaml --op B1.3").complaint
+    )
     assert "'G1' is not an op" in cli("explain s.json p.yaml --op G1").complaint
     assert cli("explain gpipe p.yaml -m 8 --memory-limit 400B").code == 1
 
