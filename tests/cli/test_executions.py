@@ -106,11 +106,11 @@ def test_the_error_of_the_ideal_is_that_of_the_table() -> None:
 
 def test_estimates_take_an_execution(here) -> None:
     run = "--model llama3-8b --machine h100 --seq 8192"
-    here(f"estimate {run} --devices 4 --execution megatron-lm --save e.yaml")
+    here(f"estimate {run} --devices 4 --save e.yaml")
     assert load_profile("e.yaml").execution == load_execution("megatron-lm")
-    ideal = here(f"evaluate {run} --gpus 4 --pp 4 -m 16 --json").json
-    issued = here(f"evaluate {run} --gpus 4 --pp 4 -m 16 --execution megatron-lm --json").json
-    assert issued["execution"] == "megatron-lm"
+    ideal = here(f"evaluate {run} --gpus 4 --pp 4 -m 16 --execution ideal --json").json
+    issued = here(f"evaluate {run} --gpus 4 --pp 4 -m 16 --json").json
+    assert (ideal["execution"], issued["execution"]) == ("ideal", "megatron-lm")
     assert issued["iteration_ns"] > ideal["iteration_ns"]
     # an estimate is as uncertain as runs that were compared, and as what the execution adds to it
     error = load_profile("e.yaml").meta["doubt"]["interval"]
