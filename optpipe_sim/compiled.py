@@ -158,9 +158,9 @@ def _any_value(dispatcher: Any) -> None:
 
 
 def on_disk(dispatcher: Any) -> bool:
-    """Whether compiled code of a function is kept that numba will read in the place of compiling: of its source as it is,
-    by this version of numba, for this CPU. Numba's own index says so; where it cannot be asked, as in other versions,
-    nothing is taken to be kept."""
+    """Whether compiled code of a function is kept that numba will read in the place of compiling: of its
+    source as it is, by this version of numba, for this CPU. Numba's own index says so; where it cannot
+    be asked, as in other versions, nothing is taken to be kept."""
     try:
         known = dispatcher._cache._cache_file._load_index()
         here = dispatcher.targetctx.codegen().magic_tuple()

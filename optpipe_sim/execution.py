@@ -1,8 +1,9 @@
 """Execution: how a trainer issues the work of a schedule, as data with its source.
 
-A schedule and its costs say what an ideal machine does. A trainer adds to that: a message may keep its sender waiting, an op
-has launches beside its kernels, a backward in two parts takes longer than one, and an iteration may begin before the one before has
-ended on all devices. Which of these hold depends on the trainer, the machine and the family of the schedule.
+A schedule and its costs say what an ideal machine does. A trainer adds to that: a message may keep its
+sender waiting, an op has launches beside its kernels, a backward in two parts takes longer than one, and
+an iteration may begin before the one before has ended on all devices. Which of these hold depends on the
+trainer, the machine and the family of the schedule.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Issue:
         message_ns: what every message takes in addition.
         split: by what the times of B and W are multiplied where a backward runs as two ops; that of BW stays.
         pairs: whether an F and a backward may run as one op.
-        iteration: what the time of one iteration is: ``makespan``, or ``span``, the longest span of a device, where an
-            optimizer that validates afterwards lets iterations overlap.
+        iteration: what the time of one iteration is: ``makespan``, or ``span``, the longest span of a
+            device, where an optimizer that validates afterwards lets iterations overlap.
     """
 
     links: str | None = None
@@ -60,8 +61,8 @@ class Execution:
         name: what to call it. `source`: what it was read from or fitted to. `fitted_to`: the runs, by name.
         families: an `Issue` for some of `FAMILIES`; a family that is not there is issued as the next more general
             one (``split-interleaved`` as ``split``, both that and ``interleaved`` as ``plain``), or ideally.
-        common, between: half-widths of 80 % intervals, relative: of the error that all schedules of a machine share, and
-            of the difference between the errors of two of them; None: not known.
+        common, between: half-widths of 80 % intervals, relative: of the error that all schedules of a
+            machine share, and of the difference between the errors of two of them; None: not known.
     """
 
     name: str
@@ -101,14 +102,16 @@ IDEAL = Execution(
 
 
 def family_of(chunks: int, splits: bool) -> str:
-    """Return the family of a schedule: whether devices have several chunks, and whether any backward is split into B and W."""
+    """Return the family of a schedule: whether devices have several chunks, and whether any backward is
+    split into B and W."""
     if splits:
         return "split-interleaved" if chunks > 1 else "split"
     return "interleaved" if chunks > 1 else "plain"
 
 
 def load_execution(source: str | os.PathLike[str] | Mapping[str, Any] | Execution) -> Execution:
-    """Return an execution: a shipped one by its name, one from a file (YAML or JSON), or one from a mapping of that form.
+    """Return an execution: a shipped one by its name, one from a file (YAML or JSON), or one from a
+    mapping of that form.
 
     Raises:
         ProfileError: one line with the file or ``execution``, the key, what is wrong and what is expected.

@@ -264,8 +264,8 @@ def user_cache() -> Path:
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[Any]:
-    """Return the lines of a text as lists of words, without what follows a ``#`` and lines that are then empty; or the list in a file
-    of JSON.
+    """Return the lines of a text as lists of words, without what follows a ``#`` and lines that are then
+    empty; or the list in a file of JSON.
 
     Raises:
         OptPipeError: where it cannot be read, or begins like a list of JSON and is none.

@@ -55,8 +55,8 @@ def _looked_up(schedule: Schedule, profile: CostProfile, treatment: np.ndarray) 
 
 
 def _as_one(schedule: Schedule, profile: CostProfile, costs: OpCosts) -> OpCosts:
-    """Return the costs with each pair as one op: both rows last as long as it; the forward allocates for both, at its start, and
-    the backward releases for both, at its end."""
+    """Return the costs with each pair as one op: both rows last as long as it; the forward allocates for
+    both, at its start, and the backward releases for both, at its end."""
     if not schedule.has_pairs:
         return costs
     forward = np.flatnonzero(schedule.paired)

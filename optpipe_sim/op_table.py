@@ -71,8 +71,9 @@ def make_table(stages: Sequence[StageCost], early: bool = False) -> OpTable:
 
 
 def make_part_tables(stages: Sequence[Sequence[StageCost]]) -> OpTable:
-    """Return the tables of the parts that units of work are made of, each with its `stages`: arrays (2, parts, kinds,
-    stages, treatments); the first index is 0 for copies that leave keys and values on the device, 1 for copies that include them."""
+    """Return the tables of the parts that units of work are made of, each with its `stages`: arrays (2,
+    parts, kinds, stages, treatments); the first index is 0 for copies that leave keys and values on the
+    device, 1 for copies that include them."""
     tables = [[make_table(part, early) for part in stages] for early in (True, False)]
     return OpTable(*(np.array([[part[at] for part in row] for row in tables]) for at in range(4)))
 

@@ -91,8 +91,9 @@ class StageCost:
     the stage are those of a whole microbatch; `kv_bytes` of a slice's act are its keys and values,
     which later slices read.
 
-    Times are those of ops as they run. `overhead_ns` of each is what its kernels do not take (launches, the host): it stays whole
-    where the stage divides, merges or works on a smaller microbatch. A level's `t_ns` is without it.
+    Times are those of ops as they run. `overhead_ns` of each is what its kernels do not take (launches,
+    the host): it stays whole where the stage divides, merges or works on a smaller microbatch. A level's
+    `t_ns` is without it.
     """
 
     t_f_ns: int
@@ -188,7 +189,8 @@ class StageCost:
 
 
 def with_overhead(cost: StageCost, overhead_ns: int) -> StageCost:
-    """Return a stage each of whose compute ops takes so much longer, slice by slice; see `StageCost.overhead_ns`."""
+    """Return a stage each of whose compute ops takes so much longer, slice by slice; see
+    `StageCost.overhead_ns`."""
     if not overhead_ns:
         return cost
     count = max(1, len(cost.slices))
@@ -212,8 +214,9 @@ def without_overhead(cost: StageCost) -> StageCost:
 def multiplied(
     cost: StageCost, time: Fraction, copies: Fraction, size: Fraction, least_ns: int = 0
 ) -> StageCost:
-    """Return a stage of whole sequences, or a slice, with the times of compute ops multiplied by `time` (but for the overhead in
-    them), those of copies by `copies`, and what a microbatch holds by `size`, each product rounded half up.
+    """Return a stage of whole sequences, or a slice, with the times of compute ops multiplied by `time`
+    (but for the overhead in them), those of copies by `copies`, and what a microbatch holds by `size`,
+    each product rounded half up.
 
     Args:
         least_ns: what is left at least of ops that may not take no time.

@@ -343,7 +343,8 @@ class Reader:
         raise self.fail(key, f"{value} is {written}, more than any {what}{likely}")
 
     def missing(self, stem: str, units: Mapping[str, int], more: str = "") -> ProfileError:
-        """Return the error of a key that is not there in any unit; it names a key that was probably meant for it."""
+        """Return the error of a key that is not there in any unit; it names a key that was probably
+        meant for it."""
         options = ", ".join(stem + unit for unit in units)
         meant = [key for key in self.left if str(key) == stem or str(key).startswith(f"{stem}_")]
         if meant:

@@ -1,4 +1,5 @@
-"""Instances as files: a folder per profile, with ``profile.yaml``, ``records.json``, and a compressed text per schedule."""
+"""Instances as files: a folder per profile, with ``profile.yaml``, ``records.json``, and a compressed
+text per schedule."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ PROOFS: dict[str, Callable[[Instance, CostProfile], int]] = {
 
 
 def proven(instance: Instance, profile: CostProfile, proof: str) -> int:
-    """Return what a proof of `PROOFS` gives for an instance, in ns. Makespans are sums of times, so it is rounded up to the next
-    multiple of the common divisor of all times."""
+    """Return what a proof of `PROOFS` gives for an instance, in ns. Makespans are sums of times, so it
+    is rounded up to the next multiple of the common divisor of all times."""
     tables = [profile.op_table]
     if profile.slices > 1 or not profile.alike:
         tables.append(profile.part_tables)

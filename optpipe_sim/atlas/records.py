@@ -1,4 +1,5 @@
-"""Accept what is better than what is known: schedules that the checker confirms, bounds that can be computed again."""
+"""Accept what is better than what is known: schedules that the checker confirms, bounds that can be
+computed again."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ def with_schedule(instance: Instance, schedule: Schedule, record: Record) -> Ins
         record: where the schedule comes from; its time is the checker's, whatever it says.
 
     Raises:
-        Refused: one line that says why it is not accepted: the checker's first problem, no better than the best known, or
-            faster than the bound (then one of the two is wrong, and that is to be found out first).
+        Refused: one line that says why it is not accepted: the checker's first problem, no better than
+            the best known, or faster than the bound (then one of the two is wrong, and that is to be
+            found out first).
     """
     problems, took = makespan(instance, schedule)
     if problems:

@@ -13,7 +13,8 @@ from .instances import Instance
 def makespan(
     instance: Instance, schedule: Schedule, profile: CostProfile | None = None
 ) -> tuple[list[str], int]:
-    """Return what is wrong with a schedule for an instance, one sentence each, and its makespan in ns; 0 where something is.
+    """Return what is wrong with a schedule for an instance, one sentence each, and its makespan in ns; 0
+    where something is.
 
     Args:
         profile: the instance's, if it has been loaded.
@@ -26,8 +27,9 @@ def makespan(
 
 
 def problems(instance: Instance) -> list[str]:
-    """Return what is wrong with an instance, one sentence each: that its files cannot be read or contradict each other, that
-    its schedule is not valid or takes another time than is said, or that a schedule beats the bound."""
+    """Return what is wrong with an instance, one sentence each: that its files cannot be read or
+    contradict each other, that its schedule is not valid or takes another time than is said, or that a
+    schedule beats the bound."""
     try:
         profile = instance.load_profile()
         found = _contradictions(instance, profile)

@@ -62,8 +62,8 @@ def lower_bound(
     Args:
         profile: costs, chunks and placement; its memory limit counts unless `memory_limit` is given.
         microbatches: m.
-        objective: ``flush`` (bounds the makespan) or ``span`` (the longest device span); None: what an iteration takes under
-            the profile's execution.
+        objective: ``flush`` (bounds the makespan) or ``span`` (the longest device span); None: what an
+            iteration takes under the profile's execution.
         memory_limit: bytes per device (one number, or one per device).
         pairs: for schedules in which forwards and backwards may run as one op.
 
@@ -106,8 +106,9 @@ def lower_bound(
 def with_pairs(profile: CostProfile, microbatches: int, objective: str = "flush") -> Bound:
     """A bound for schedules whose forwards and backwards may run as one op.
 
-    Proof. A forward is in at most one pair, which takes at most ``pair_hidden`` less than its two ops: so a device works for at least its
-    work less that of all its forwards. And a pair takes no less than either of its ops, so the chain of one microbatch holds.
+    Proof. A forward is in at most one pair, which takes at most ``pair_hidden`` less than its two ops:
+    so a device works for at least its work less that of all its forwards. And a pair takes no less than
+    either of its ops, so the chain of one microbatch holds.
     """
     hidden = np.array(profile.pair_hidden, np.int64) * np.ones((len(profile.stages),) * 2, np.int64)
     most, forwards = 0, microbatches * profile.slices
@@ -204,13 +205,13 @@ def fill_and_drain(
     the fractional optimum for these; stages that are alike: of whole activations (`ends`).
 
     *After the last F, one stage*: let its last F start at s, within e - s = F, and let t <= s, so that
-    nothing before t is counted twice. The backward of that microbatch starts no sooner than delay D after e.
-    Until e + D the device runs B's and W's of others only: at s, the others' activations and w_bytes
-    of pending W's lie within cap(d) - act, and what is on the host has a B no sooner than its R, granted after
-    s, has ended, the n-th of them no sooner than n R after s. The longest that all of this can take is less than D by
-    some idle time. After the last B, which ends after e + D, a device idles q - u, as before. Alternatively
-    all of it is added up until e + D + B + q, the microbatch itself included. If t > s, all m F's come
-    before t (n = m), and only q - u is counted.
+    nothing before t is counted twice. The backward of that microbatch starts no sooner than delay D
+    after e. Until e + D the device runs B's and W's of others only: at s, the others' activations and
+    w_bytes of pending W's lie within cap(d) - act, and what is on the host has a B no sooner than its R,
+    granted after s, has ended, the n-th of them no sooner than n R after s. The longest that all of this
+    can take is less than D by some idle time. After the last B, which ends after e + D, a device idles q
+    - u, as before. Alternatively all of it is added up until e + D + B + q, the microbatch itself
+    included. If t > s, all m F's come before t (n = m), and only q - u is counted.
 
     For a span all times count from the first F of d, to which the chain to t goes back as well (the
     first backward's microbatch came by s_1 no earlier); q is 0.

@@ -149,8 +149,8 @@ def add_ops(
     """Add the rows of ops and of waiting; `uses`: configurations and the variables of their times.
 
     `coming`: microbatches per stage with all ops left to run; `hosted`: those whose activation is
-    already on the host; `waiting`: see `waits`. Six rows per stage (F, B, W, BW, O, R), then the row of waiting. Returns, per stage, the
-    variable of how many are offloaded.
+    already on the host; `waiting`: see `waits`. Six rows per stage (F, B, W, BW, O, R), then the row of
+    waiting. Returns, per stage, the variable of how many are offloaded.
     """
     held, offload_counts = 0, []
     room = [(variable, one.room) for one, variable in uses]

@@ -102,14 +102,15 @@ def _alike(cost: StageCost, other: StageCost) -> bool:
 
 
 def _whole_forwards(cost: StageCost, count: int, room: int) -> int:
-    """Return the most F time, less the time to recompute, of `count` activations of one size at most, each of which is
-    there in one piece.
+    """Return the most F time, less the time to recompute, of `count` activations of one size at most,
+    each of which is there in one piece.
 
     Proof. When the last op before the first backward that allocates starts, an F or a C, its activation
-    holds ``cost.least_running_bytes`` at least; let it count as F with no time to recompute. Any other at level l keeps w
-    and is worth v = F - t_l. Let v1 and w1 belong to the level that is worth most per byte. One that keeps w >= w1 is worth at most
-    ``v1 + r (w - w1)``, a lighter one at most ``r w``, for the least such r, which is at most v1 / w1. So z that keep w1 or more,
-    and others, are worth at most ``z v1 + r (room - z w1)``, which grows with z, and z is at most ``room / w1``, rounded down.
+    holds ``cost.least_running_bytes`` at least; let it count as F with no time to recompute. Any other
+    at level l keeps w and is worth v = F - t_l. Let v1 and w1 belong to the level that is worth most per
+    byte. One that keeps w >= w1 is worth at most ``v1 + r (w - w1)``, a lighter one at most ``r w``, for
+    the least such r, which is at most v1 / w1. So z that keep w1 or more, and others, are worth at most
+    ``z v1 + r (room - z w1)``, which grows with z, and z is at most ``room / w1``, rounded down.
     """
     room -= cost.least_running_bytes
     levels = [(cost.t_f_ns, cost.act_bytes)]
@@ -180,7 +181,8 @@ def after_last_forward(
     moved = small.offloadable if offloads else 0
 
     def work(window: int, each: int) -> int:
-        """Return the time that the others' backwards can take within a given time, if one takes as long as given."""
+        """Return the time that the others' backwards can take within a given time, if one takes as long
+        as given."""
         held = _held_work(small, microbatches - 1, room, each)
         if not moved:
             return held
@@ -200,7 +202,8 @@ def after_last_forward(
 
 
 def _held_work(cost: StageCost, others: int, room: int, each: int) -> int:
-    """Return the total time of the backwards (each as long as given) and pending W's of other microbatches that fit."""
+    """Return the total time of the backwards (each as long as given) and pending W's of other
+    microbatches that fit."""
     stay = min(others, room // cost.act_bytes) if cost.act_bytes else others
     best = 0
     for count in range(stay + 1):

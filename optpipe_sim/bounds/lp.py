@@ -4,8 +4,8 @@ The *events* of a device's stages are the starts of the first F and B, and of th
 Dependencies put the first F's in model order, then the first B's in the reverse, and the last ones
 likewise; how the two interleave is not known, so each way is a case (`orders`), and the least of what
 they prove counts. All first events precede all last ones, unless all F's of the lowest stage start
-before any B of it; that condition alone covers all other cases, too, and is quicker to solve. Events cut the time into
-*phases*. Devices that share a host link go into one LP, with the events of them all.
+before any B of it; that condition alone covers all other cases, too, and is quicker to solve. Events cut
+the time into *phases*. Devices that share a host link go into one LP, with the events of them all.
 
 Proof. Read off a schedule how long each configuration takes in each phase on each device, how many
 microbatches of each stage are offloaded and how many use BW. These numbers satisfy the rows below, so the

@@ -29,7 +29,8 @@ class Step(NamedTuple):
 
 
 def steps(cost: StageCost) -> list[Step]:
-    """Return the steps from keeping all to the level that keeps least, along the convex hull: each more expensive per byte."""
+    """Return the steps from keeping all to the level that keeps least, along the convex hull: each more
+    expensive per byte."""
     points = [(cost.act_bytes, 0), *((one.keep_bytes, one.t_ns) for one in cost.recompute)]
     hull: list[tuple[int, int]] = []  # from the most bytes to the fewest
     for size, time in sorted(points, key=lambda point: (-point[0], point[1])):

@@ -182,8 +182,8 @@ def _tail(profile: CostProfile, chains: Chains, first: int) -> int:
 def _chains_of_slices(
     profile: CostProfile, chains: Chains
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Return, per stage and slice, the longest chain of one microbatch from the start of its F to the end of the last
-    F of all, and from there to the start of its backward."""
+    """Return, per stage and slice, the longest chain of one microbatch from the start of its F to the
+    end of the last F of all, and from there to the start of its backward."""
     stages, n = profile.stages, profile.slices
     up = [[0] * n for _ in stages]
     down = [[0] * n for _ in stages]

@@ -7,20 +7,20 @@ device then narrows its own windows and propagates them:
 
 - Shave: if a device has no schedule below the goal in which its n-th F starts at t or later (the search
   of `device.best_first` says so), then it starts sooner; likewise for too early, and for backwards.
-- Propagate: the n-th F of s + 1 starts no sooner than the n-th F of s has ended and the P2P latency is over, whichever
-  microbatches those are; and the n-th F of s ends the P2P latency before the latest start of the n-th F of s + 1. Backwards
-  likewise, the other way.
+- Propagate: the n-th F of s + 1 starts no sooner than the n-th F of s has ended and the P2P latency is
+  over, whichever microbatches those are; and the n-th F of s ends the P2P latency before the latest
+  start of the n-th F of s + 1. Backwards likewise, the other way.
 
 When a window is empty, or a device is left without a schedule, there is none below the goal: the goal is
 a lower bound. That is how conflicts between devices count, which no bound of a
 single device sees. Where nothing more can be shaved, the windows hold for every schedule below the
 goal: an exact solver can start from them (`cpsat.order`).
 
-Proof: by induction over the steps. Take a schedule below the goal. On each stage it has an n-th F and an n-th B; that they
-lie in the windows so far is what the device's problem with those windows assumes (windows are releases
-and tails of that problem; its search allows whatever is no worse, see `device.search`), so the
-schedule is among those it covers, and what it excludes the schedule does not do. Propagation only
-counts: n F's of s + 1 have begun only after n F's of s.
+Proof: by induction over the steps. Take a schedule below the goal. On each stage it has an n-th F and an
+n-th B; that they lie in the windows so far is what the device's problem with those windows assumes
+(windows are releases and tails of that problem; its search allows whatever is no worse, see
+`device.search`), so the schedule is among those it covers, and what it excludes the schedule does not
+do. Propagation only counts: n F's of s + 1 have begun only after n F's of s.
 
 For makespans only; spans of two devices have no common time origin.
 """

@@ -30,10 +30,10 @@ def check(
 ) -> list[str]:
     """Return the problems of a schedule under a profile, one sentence each; empty if it is valid.
 
-    Checked in this order: the number of devices and chunks; missing, doubled and misplaced ops;
-    link orders; orders that deadlock whatever the memory; limits that no schedule can keep; whether the
-    replay completes under the memory limit, and stays within the pinned memory of the host. Checks that depend on an
-    earlier problem are left out.
+    Checked in this order: the number of devices and chunks; missing, doubled and misplaced ops; link
+    orders; orders that deadlock whatever the memory; limits that no schedule can keep; whether the
+    replay completes under the memory limit, and stays within the pinned memory of the host. Checks that
+    depend on an earlier problem are left out.
 
     Args:
         memory_limit: bytes, for all devices or per device; None: the profile's own.
@@ -47,7 +47,8 @@ def check(
 def timed(
     schedule: Schedule, profile: CostProfile, memory_limit: Size | Sequence[Size] | None = None
 ) -> tuple[list[str], int]:
-    """Return the problems that `check` finds, and the makespan in ns by the checker's own replay, 0 where there are problems.
+    """Return the problems that `check` finds, and the makespan in ns by the checker's own replay, 0
+    where there are problems.
 
     Raises:
         ProfileError: as `check`.

@@ -18,7 +18,8 @@ _SAME = (Fraction(1), Fraction(1))
 def parts_of(
     profile: CostProfile, stage: int, factors: tuple[Fraction, Fraction]
 ) -> tuple[StageCost, ...]:
-    """Return what each slice of a microbatch with these (time, bytes) factors costs a stage, its ops without their overhead."""
+    """Return what each slice of a microbatch with these (time, bytes) factors costs a stage, its ops
+    without their overhead."""
     cost = profile.stages[stage]
     return tuple(_part(one, *factors) for one in cost.slices or (cost,))
 
@@ -123,8 +124,9 @@ class Costs:
         return [op for op in program if op.kind in COMPUTE and op not in self.ahead]
 
     def needs(self, op: Op) -> Iterator[Op]:
-        """Yield the ops that an op waits for, whether or not the schedule has them: its inputs; and,
-        for an O that moves keys and values too, the F that reads them last. What a pair waits for, its F waits for."""
+        """Yield the ops that an op waits for, whether or not the schedule has them: its inputs; and, for
+        an O that moves keys and values too, the F that reads them last. What a pair waits for, its F
+        waits for."""
         if op in self.ahead:
             return
         yield from dependencies(op)
@@ -140,7 +142,8 @@ class Costs:
         return self.level(op) is not None and op[1:] not in self.apart
 
     def working(self, op: Op) -> int:
-        """Bytes held in addition to the kept ones while this F, or this backward with recomputation inside, runs."""
+        """Bytes held in addition to the kept ones while this F, or this backward with recomputation
+        inside, runs."""
         level, cost = self.level(op), self.cost(op)
         if level is None:
             return 0

@@ -89,7 +89,8 @@ def read_trace(
     does not fit, if so.
 
     Args:
-        objective: None: what the schedule was solved for, or what an iteration takes under the profile's execution.
+        objective: None: what the schedule was solved for, or what an iteration takes under the profile's
+            execution.
     """
     data = read_mapping(text) if is_file(text) and not text.endswith(".csv") else {}
     if data.get("format") == TRACE_FORMAT:

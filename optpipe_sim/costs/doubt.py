@@ -86,8 +86,8 @@ class Doubt:
         bias, worst: their median signed and largest error (negative: estimated too fast); None
             without any.
         runs: how many.
-        interval: what the measured time may be over the estimated one, in `LEVEL` of the cases: see `_interval`; None where
-            nothing comparable was measured.
+        interval: what the measured time may be over the estimated one, in `LEVEL` of the cases: see
+            `_interval`; None where nothing comparable was measured.
         basis: a sentence with these numbers.
         unmeasured: features of the case that no compared run of this machine and kind has.
     """
@@ -213,7 +213,8 @@ def _doubt(name: str, rates: Rates, kind: str, dtype: str, asked: frozenset[str]
 def pools(
     machine: str, kind: str, dtype: str, runs: Iterable[Compared]
 ) -> tuple[list[Compared], list[Compared], list[Compared]]:
-    """Return the runs of a machine, kind of model and number format; those of the machine and the kind; those of the kind."""
+    """Return the runs of a machine, kind of model and number format; those of the machine and the kind;
+    those of the kind."""
     formats = (dtype, _ALIKE.get(dtype, dtype))
     of_kind = [one for one in runs if one.kind == kind]
     of_machine = [one for one in of_kind if one.machine == machine]
@@ -221,12 +222,14 @@ def pools(
 
 
 def interval(nearest: Iterable[Sequence[Compared]]) -> tuple[float, float] | None:
-    """Return the interval of measured over estimated time that holds `LEVEL` of the runs of a source that was not compared.
+    """Return the interval of measured over estimated time that holds `LEVEL` of the runs of a source
+    that was not compared.
 
-    The first of `nearest` (see `pools`) that has two sources counts. The runs of each source deviate from the median of the
-    other sources' runs; the interval is the median of all, and to both sides what `LEVEL` of these deviations do not exceed,
-    each source counting alike: what the runs of a source have in common, the set-up of its machine and its way to measure, is
-    part of what is unknown of another source.
+    The first of `nearest` (see `pools`) that has two sources counts. The runs of each source deviate
+    from the median of the other sources' runs; the interval is the median of all, and to both sides what
+    `LEVEL` of these deviations do not exceed, each source counting alike: what the runs of a source have
+    in common, the set-up of its machine and its way to measure, is part of what is unknown of another
+    source.
     """
     for runs in nearest:
         by_source: dict[str, list[float]] = {}

@@ -88,12 +88,14 @@ def estimate(
     Args:
         model, machine: a name, a file, a mapping, or what `load_model` and `load_machine` return.
         devices: GPUs of one replica; the pipeline gets p = devices / (tp * cp) of them.
-        levels: whether stages get levels of recomputation (see `recompute.levels`), for schedules and solvers to
-            choose from; not with `recompute`. By default they do unless `recompute` says what every run recomputes.
+        levels: whether stages get levels of recomputation (see `recompute.levels`), for schedules and
+            solvers to choose from; not with `recompute`. By default they do unless `recompute` says what
+            every run recomputes.
         items: whether the profile has the costs layer by layer, too, for other layouts.
         offload: False for none; True to insist; None for one wherever the machine has PCIe data.
         rates: achieved rates in the place of the machine's own, such as `calibrate` returns.
-        execution: how the trainer issues the work; None: as the runs were issued that the machine's rates are fitted to.
+        execution: how the trainer issues the work; None: as the runs were issued that the machine's
+            rates are fitted to.
         name: of the profile; by default model, machine and sizes.
         options: the fields of `Layout` and of `Work`.
 
@@ -358,7 +360,8 @@ class _Plan:
         return [item(EMBEDDING, none, first=True), *body, item(HEAD, none, last=True)]
 
     def _streams(self, kind: _Kinds) -> Streams | None:
-        """Return what the one layer of an item does on the two streams of a pair; its projection comes before it."""
+        """Return what the one layer of an item does on the two streams of a pair; its projection comes
+        before it."""
         if self.work.pairs == "none" or not any(kind):
             return None
         dense, _, projections = kind
@@ -368,8 +371,8 @@ class _Plan:
         return layer_streams(self.layers[which], times, self.machine, self.model, self.work)
 
     def _parts(self, kind: _Kinds, first: bool, last: bool, table: bool = True) -> _Parts:
-        """Return a stage of so many layers, with the embedding or the head; layers that predict further tokens need
-        the `table` of the embedding."""
+        """Return a stage of so many layers, with the embedding or the head; layers that predict further
+        tokens need the `table` of the embedding."""
         times = {op: OpTime() for op in OPS}
         act = held = excess = buffers = working = 0
         count = [0, 0]

@@ -129,43 +129,102 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "qwen3": _defaults(32, 4096, 22016, 32, 151_936, head_dim=128),
     "qwen3_vl_text": _defaults(32, 4096, 22016, 32, 151_936, 32, head_dim=128),
     "qwen2_moe": _defaults(
-        24, 2048, 5632, 16, 151_936, num_experts=60, num_experts_per_tok=4,
-        moe_intermediate_size=1408, shared_expert_intermediate_size=5632,
+        24,
+        2048,
+        5632,
+        16,
+        151_936,
+        num_experts=60,
+        num_experts_per_tok=4,
+        moe_intermediate_size=1408,
+        shared_expert_intermediate_size=5632,
     ),
     "qwen3_moe": _defaults(
-        24, 2048, 6144, 32, 151_936, 4, num_experts=128, num_experts_per_tok=8,
+        24,
+        2048,
+        6144,
+        32,
+        151_936,
+        4,
+        num_experts=128,
+        num_experts_per_tok=8,
         moe_intermediate_size=768,
     ),
     "qwen3_vl_moe_text": _defaults(
-        24, 2048, 5632, 16, 151_936, 16, num_experts=60, num_experts_per_tok=4,
+        24,
+        2048,
+        5632,
+        16,
+        151_936,
+        16,
+        num_experts=60,
+        num_experts_per_tok=4,
         moe_intermediate_size=1408,
     ),
     "gpt_oss": _defaults(
-        36, 2880, 2880, 64, 201_088, 8, head_dim=64, sliding_window=128, num_local_experts=128,
+        36,
+        2880,
+        2880,
+        64,
+        201_088,
+        8,
+        head_dim=64,
+        sliding_window=128,
+        num_local_experts=128,
         num_experts_per_tok=4,
     ),
     "gemma": _defaults(28, 3072, 24576, 16, 256_000, 16, head_dim=256),
     "gemma2": _defaults(26, 2304, 9216, 8, 256_000, 4, head_dim=256, sliding_window=4096),
     "gemma3_text": _defaults(26, 2304, 9216, 8, 262_208, 4, head_dim=256, sliding_window=4096),
     "deepseek_v3": _defaults(
-        61, 7168, 18432, 128, 129_280, n_routed_experts=256, n_shared_experts=1,
-        num_experts_per_tok=8, moe_intermediate_size=2048, first_k_dense_replace=3,
-        q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        61,
+        7168,
+        18432,
+        128,
+        129_280,
+        n_routed_experts=256,
+        n_shared_experts=1,
+        num_experts_per_tok=8,
+        moe_intermediate_size=2048,
+        first_k_dense_replace=3,
+        q_lora_rank=1536,
+        kv_lora_rank=512,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
     ),
     "llama4_text": _defaults(
-        48, 5120, 8192, 40, 202_048, 8, head_dim=128, attention_chunk_size=8192,
-        num_local_experts=16, num_experts_per_tok=1, intermediate_size_mlp=16384,
+        48,
+        5120,
+        8192,
+        40,
+        202_048,
+        8,
+        head_dim=128,
+        attention_chunk_size=8192,
+        num_local_experts=16,
+        num_experts_per_tok=1,
+        intermediate_size_mlp=16384,
     ),
     "olmo2": _defaults(32, 4096, 11008, 32, 50_304),
     "olmo3": _defaults(32, 4096, 11008, 32, 50_304, sliding_window=4096),
     "glm4_moe": _defaults(
-        46, 4096, 10944, 96, 151_552, 8, n_routed_experts=128, n_shared_experts=1,
-        num_experts_per_tok=8, moe_intermediate_size=1408, first_k_dense_replace=1,
+        46,
+        4096,
+        10944,
+        96,
+        151_552,
+        8,
+        n_routed_experts=128,
+        n_shared_experts=1,
+        num_experts_per_tok=8,
+        moe_intermediate_size=1408,
+        first_k_dense_replace=1,
     ),
     "minimax_m2": _defaults(
         62, 3072, 1536, 48, 200_064, 8, head_dim=128, num_local_experts=256, num_experts_per_tok=8
     ),
-}  # fmt: skip
+}
 # Types that have parts without a cost model.
 _LACKING = {
     **dict.fromkeys(
@@ -173,7 +232,16 @@ _LACKING = {
         "layers of linear attention (gated delta nets)",
     ),
     **dict.fromkeys(
-        ("nemotron_h", "mamba", "mamba2", "jamba", "bamba", "falcon_h1", "granitemoehybrid", "zamba2"),
+        (
+            "nemotron_h",
+            "mamba",
+            "mamba2",
+            "jamba",
+            "bamba",
+            "falcon_h1",
+            "granitemoehybrid",
+            "zamba2",
+        ),
         "state-space layers (Mamba)",
     ),
     "minimax": "layers of lightning attention",
@@ -183,13 +251,14 @@ _LACKING = {
     "gemma3n_text": "embeddings of each layer",
     "mllama_text_model": "layers of cross attention",
     **dict.fromkeys(
-        ("t5", "mt5", "t5gemma", "bart", "mbart", "whisper", "pegasus"), "an encoder before its decoder"
+        ("t5", "mt5", "t5gemma", "bart", "mbart", "whisper", "pegasus"),
+        "an encoder before its decoder",
     ),
     **dict.fromkeys(
         ("bert", "roberta", "deberta-v2", "modernbert", "electra", "xlm-roberta"),
         "attention to both sides",
     ),
-}  # fmt: skip
+}
 # Keys of a config that change costs but are not modelled.
 _LOST = {
     "sliding_window": "attention is taken over the whole sequence, not over a sliding window",
@@ -449,11 +518,31 @@ _DEPTHS = ("num_hidden_layers", "depth", "encoder_layers", "num_layers", "n_laye
 _WIDTHS = ("embed_dim", "hidden_size", "d_model", "width", "hidden_dim", "dim")
 _WIDENED = ("intermediate_size", "encoder_ffn_dim", "ffn_dim", "mlp_dim", "dim_feedforward")
 _TOWERS: dict[str, dict[str, int]] = {
-    "clip_vision_model": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "patch_size": 32},
-    "siglip_vision_model": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "patch_size": 16},
-    "pixtral": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "patch_size": 16},
-    "voxtral_encoder": {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_mel_bins": 128},
-}  # fmt: skip
+    "clip_vision_model": {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "patch_size": 32,
+    },
+    "siglip_vision_model": {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "patch_size": 16,
+    },
+    "pixtral": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "patch_size": 16,
+    },
+    "voxtral_encoder": {
+        "hidden_size": 1280,
+        "intermediate_size": 5120,
+        "num_hidden_layers": 32,
+        "num_mel_bins": 128,
+    },
+}
 _GATED = ("pixtral", "qwen2_5_vl", "qwen2_5_vl_vision")
 
 

@@ -1,4 +1,5 @@
-"""How unevenly experts are loaded: tokens of the GPU whose experts get most, over the mean of the GPUs that share a layer's experts.
+"""How unevenly experts are loaded: tokens of the GPU whose experts get most, over the mean of the GPUs
+that share a layer's experts.
 
 All of them wait for the most loaded one wherever they exchange tokens, in every layer; and it holds most.
 """
@@ -21,7 +22,8 @@ UNKNOWN = (1.0, 1.56)
 class Imbalance(NamedTuple):
     """The most loaded GPU over the mean: between `low` and `high`, costs are those of `usual`.
 
-    `capacity`: the most tokens of an expert over the mean, None: all that come; `padded`: every expert computes as many. See `within`.
+    `capacity`: the most tokens of an expert over the mean, None: all that come; `padded`: every expert
+        computes as many. See `within`.
     """
 
     low: float
@@ -45,8 +47,9 @@ class Imbalance(NamedTuple):
         return found
 
     def within(self, capacity: float | None, padded: bool = False) -> Imbalance:
-        """Return it where an expert gets at most `capacity` times the mean of tokens, and others are dropped (Megatron-LM's
-        ``--moe-expert-capacity-factor``); `padded`: every expert computes and is sent as many.
+        """Return it where an expert gets at most `capacity` times the mean of tokens, and others are
+        dropped (Megatron-LM's ``--moe-expert-capacity-factor``); `padded`: every expert computes and is
+        sent as many.
 
         Raises:
             OptPipeError: for a capacity below 1, or padding without one.
@@ -69,8 +72,9 @@ def as_imbalance(given: Any, experts: int, ep: int) -> Imbalance:
     """Return what is given for a layer of `experts` on `ep` GPUs.
 
     Args:
-        given: an `Imbalance`, which is even on one GPU, as that has all experts; a number; two, or a text ``1.1..1.6``, for a range whose middle costs are taken at; ``unknown`` for `UNKNOWN`; or a file
-            with the tokens of each expert, a line per layer (or JSON).
+        given: an `Imbalance`, which is even on one GPU, as that has all experts; a number; two, or a
+            text ``1.1..1.6``, for a range whose middle costs are taken at; ``unknown`` for `UNKNOWN`; or
+            a file with the tokens of each expert, a line per layer (or JSON).
 
     Raises:
         OptPipeError: one line with what is wrong and what would be right.

@@ -1,8 +1,9 @@
-"""Executions fitted to measured runs: what a trainer's ops and messages cost beside their kernels, by least squares over a grid.
+"""Executions fitted to measured runs: what a trainer's ops and messages cost beside their kernels, by
+least squares over a grid.
 
-A fit has five numbers: whether messages block their sender in plain schedules, in interleaved ones, and in those with B and W
-apart; what every op takes beside its kernels; how much longer B and W take apart than the costs say. Whether iterations chain
-is not fitted: it is known of a trainer.
+A fit has five numbers: whether messages block their sender in plain schedules, in interleaved ones, and
+in those with B and W apart; what every op takes beside its kernels; how much longer B and W take apart
+than the costs say. Whether iterations chain is not fitted: it is known of a trainer.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ class Run:
 
 
 class Fit(NamedTuple):
-    """How a trainer issues the work: the kind of links by family, what an op takes beside its kernels (us), by how much B and
-    W take longer apart, and whether iterations that chain are counted by their span."""
+    """How a trainer issues the work: the kind of links by family, what an op takes beside its kernels
+    (us), by how much B and W take longer apart, and whether iterations that chain are counted by their
+    span."""
 
     plain: str = "latency"
     interleaved: str = "latency"
@@ -80,7 +82,8 @@ class Fit(NamedTuple):
 
 
 def grid(plain: Sequence[str] = LINKS) -> tuple[Fit, ...]:
-    """Return every fit that is tried, the nearest to ideal first. `plain`: the kinds of links of plain schedules."""
+    """Return every fit that is tried, the nearest to ideal first. `plain`: the kinds of links of plain
+    schedules."""
     return tuple(
         Fit(first, interleaved, split, op_us, factor)
         for op_us, factor, interleaved, split, first in product(OPS_US, SPLITS, LINKS, LINKS, plain)
@@ -109,10 +112,12 @@ def log_errors(runs: Sequence[Run], fits: Sequence[Fit]) -> np.ndarray:
 
 
 def fit_to(runs: Sequence[Run]) -> Fit:
-    """Return the fit under which the logarithms of predicted over measured times differ least among the runs, or, where costs were
-    measured by the same clock or there is one run only, are nearest to none; of fits that are as good, by `NEAR`, the nearest to the ideal.
+    """Return the fit under which the logarithms of predicted over measured times differ least among the
+    runs, or, where costs were measured by the same clock or there is one run only, are nearest to none;
+    of fits that are as good, by `NEAR`, the nearest to the ideal.
 
-    What the runs of one machine and model have in common, the error of its estimated rates, is no matter of how work is issued.
+    What the runs of one machine and model have in common, the error of its estimated rates, is no matter
+    of how work is issued.
     """
     fits = grid()
     errors = log_errors(runs, fits)
@@ -123,7 +128,8 @@ def fit_to(runs: Sequence[Run]) -> Fit:
 
 
 def fitted(name: str, source: str, runs: Sequence[Run]) -> Execution:
-    """Return the execution that fits some runs, with what `LEVEL` of its errors do not exceed where each schedule in turn was left out.
+    """Return the execution that fits some runs, with what `LEVEL` of its errors do not exceed where each
+    schedule in turn was left out.
 
     Raises:
         OptPipeError: without runs.
@@ -145,8 +151,8 @@ def fitted(name: str, source: str, runs: Sequence[Run]) -> Execution:
 
 
 def _errors_left_out(runs: Sequence[Run]) -> tuple[float | None, float | None]:
-    """Return what `LEVEL` of the errors do not exceed, of times and of the ratios of two, where the fit had not seen the schedule;
-    None of less than `FEWEST` schedules."""
+    """Return what `LEVEL` of the errors do not exceed, of times and of the ratios of two, where the fit
+    had not seen the schedule; None of less than `FEWEST` schedules."""
     names = list(dict.fromkeys(run.name for run in runs))
     if len(names) < FEWEST:
         return None, None
@@ -161,8 +167,9 @@ def _errors_left_out(runs: Sequence[Run]) -> tuple[float | None, float | None]:
 
 
 def load_runs(path: str | os.PathLike[str]) -> tuple[str, list[Run]]:
-    """Read measured runs from a file: a name, and per run its profile (a file), schedule (a name, or a file), microbatches (where
-    the schedule is a name), ``iteration_ms`` (or _s, _us, _ns), and ``chained: yes`` where iterations chain.
+    """Read measured runs from a file: a name, and per run its profile (a file), schedule (a name, or a
+    file), microbatches (where the schedule is a name), ``iteration_ms`` (or _s, _us, _ns), and
+    ``chained: yes`` where iterations chain.
 
     Raises:
         ProfileError: one line with the file, the run and the key.
@@ -184,8 +191,8 @@ def load_runs(path: str | os.PathLike[str]) -> tuple[str, list[Run]]:
 
 
 def add_run(path: str | os.PathLike[str], row: Mapping[str, Any]) -> None:
-    """Add a measured run to a file that `load_runs` reads, which is made where there is none; a run of the same schedule and profile is
-    replaced.
+    """Add a measured run to a file that `load_runs` reads, which is made where there is none; a run of
+    the same schedule and profile is replaced.
 
     Raises:
         ProfileError: one line, for a file that holds anything but runs.

@@ -26,10 +26,16 @@ FP8_BYTES = 1
 # of latent attention take, each in a copy of its own.
 INPUTS = frozenset(
     (
-        "fused attention norm output", "latent norms", "fused mlp norm output", "activation output",
-        "expert inputs", "expert activation output", "shared activation output", "projection input",
+        "fused attention norm output",
+        "latent norms",
+        "fused mlp norm output",
+        "activation output",
+        "expert inputs",
+        "expert activation output",
+        "shared activation output",
+        "projection input",
     )
-)  # fmt: skip
+)
 
 
 class Gemm(NamedTuple):
@@ -275,7 +281,8 @@ def _experts(
 
 
 def _routed(model: Model, work: Work) -> tuple[int, int]:
-    """Return the copies of tokens that the experts of the most loaded device get, and the width of its part of an expert."""
+    """Return the copies of tokens that the experts of the most loaded device get, and the width of its
+    part of an expert."""
     tokens = work.norm_tokens if work.expert_tp == 1 else work.tokens
     return round(
         tokens * model.experts_per_token * work.imbalance

@@ -1,7 +1,8 @@
 """Microbatches of sequences of different lengths: what each costs beside one of the usual length.
 
-Most of the work of a layer grows with the tokens, attention with the square of each sequence: a microbatch packed from two halves
-costs less than one whole sequence. Both shares follow from the estimate at two lengths.
+Most of the work of a layer grows with the tokens, attention with the square of each sequence: a
+microbatch packed from two halves costs less than one whole sequence. Both shares follow from the
+estimate at two lengths.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Factors(NamedTuple):
 def read_lengths(path: str | os.PathLike[str]) -> list[tuple[int, ...]]:
     """Read the lengths, in tokens, of the sequences of each microbatch.
 
-    A text has a line per microbatch, with a number per sequence that is packed into it; JSON a list of numbers or of lists of them.
-    A line that begins with ``#`` is a comment.
+    A text has a line per microbatch, with a number per sequence that is packed into it; JSON a list of
+    numbers or of lists of them. A line that begins with ``#`` is a comment.
 
     Raises:
         OptPipeError: one line with the file, the line and what is expected.

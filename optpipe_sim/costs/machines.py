@@ -47,8 +47,8 @@ class Rates:
         expert_us: of one layer with experts and one microbatch, F and B together, that is in no
             kernel (many small launches, waiting for how many tokens each expert gets).
         expert_ms: of an iteration of a model with experts outside all ops, beside `fixed_ms`.
-        host_us: what the host takes to issue the ops of one layer with experts, F and B together, that no CUDA graph holds: no op and
-            no pair takes less. 0: not known.
+        host_us: what the host takes to issue the ops of one layer with experts, F and B together, that
+            no CUDA graph holds: no op and no pair takes less. 0: not known.
         attention_backward: what a fused attention's backward kernel reaches, as a share of
             `attention`.
         attention_us: of one fused attention kernel, in addition to the time of its FLOPs.
@@ -63,8 +63,8 @@ class Rates:
         memory_factor: activation bytes in use per byte counted (fragmentation, buffers).
         working_set: memory that the backward pass of one layer needs while it runs, as a share of
             its activations (without recompute).
-        weight_buffers: copies of the weights of one layer's linears and of the head, in the
-            dtype of the GEMMs, that W keeps (TransformerEngine keeps a buffer per shape of a weight whose gradient is
+        weight_buffers: copies of the weights of one layer's linears and of the head, in the dtype of the
+            GEMMs, that W keeps (TransformerEngine keeps a buffer per shape of a weight whose gradient is
             summed up in place).
         logit_bytes: of one logit, kept for the backward pass of the loss: 4 where the loss is
             computed in fp32, 2 where a fused kernel overwrites the logits with their gradients.
@@ -72,7 +72,8 @@ class Rates:
         context_gib: memory the driver, libraries and communicators take from every device.
         overhead: part of an iteration outside all ops (host, gaps, logging).
         fixed_ms: of an iteration outside all ops, however long it is.
-        op_us: of each op (F, B, W) beside its kernels, whatever they take, so that small microbatches and thin chunks pay.
+        op_us: of each op (F, B, W) beside its kernels, whatever they take, so that small microbatches
+            and thin chunks pay.
         fitted: which of these were fitted, and to what.
     """
 
@@ -150,9 +151,10 @@ class Pcie:
 class Drives:
     """The NVMe drives of a node that offloads may go to.
 
-    `write_gb_per_s`, `read_gb_per_s`: all of them together, as achieved. `staging_gib`: host memory
-    of the node through which copies stream; None: past the host (GPUDirect Storage). `write_behind`: copies
-    wait there until the drives have written them. Their rating: `number` drives of `terabytes` each may be written `writes_per_day` times a day for `rated_years`.
+    `write_gb_per_s`, `read_gb_per_s`: all of them together, as achieved. `staging_gib`: host memory of
+    the node through which copies stream; None: past the host (GPUDirect Storage). `write_behind`: copies
+    wait there until the drives have written them. Their rating: `number` drives of `terabytes` each may
+    be written `writes_per_day` times a day for `rated_years`.
     """
 
     write_gb_per_s: float
@@ -188,7 +190,8 @@ class Machine:
         host_memory_gib: of a node; None: unknown.
         nvme: the drives of a node; None: unknown. `offload_to`: ``host`` or ``nvme``.
         rates: the achieved rates.
-        execution: how the runs were issued that the rates are fitted to or were judged by, an execution's name or file.
+        execution: how the runs were issued that the rates are fitted to or were judged by, an
+            execution's name or file.
         sources: the source of each key's number; ``assumed`` for a guess.
     """
 
@@ -247,7 +250,8 @@ class Machine:
         return self.usable_bytes
 
     def issued_as(self, told: Execution | str | None = None) -> Execution:
-        """Return how work on it is issued: as `told`, or, as rates hold for no other, like the runs that they are fitted to.
+        """Return how work on it is issued: as `told`, or, as rates hold for no other, like the runs that
+        they are fitted to.
 
         Raises:
             ProfileError: for no execution.

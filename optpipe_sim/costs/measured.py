@@ -23,7 +23,8 @@ def require_time(
     profile: CostProfile,
     microbatches: int,
 ) -> None:
-    """Refuse a measured iteration with more FLOPs than the devices can do, and one a hundred times as long as predicted.
+    """Refuse a measured iteration with more FLOPs than the devices can do, and one a hundred times as
+    long as predicted.
 
     Raises:
         OptPipeError: names the argument, and the time that was probably meant.

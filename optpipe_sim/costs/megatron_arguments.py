@@ -65,7 +65,8 @@ def argument_of(line: str) -> tuple[str, str] | None:
 
 
 def vocabulary_of(line: str) -> str | None:
-    """Return the size of the tokenizer's vocabulary, which is logged after the arguments; None for another line."""
+    """Return the size of the tokenizer's vocabulary, which is logged after the arguments; None for
+    another line."""
     found = _PADDED.search(line)
     return found[1] if found else None
 

@@ -17,7 +17,8 @@ OPS = ("F", "B", "W")
 
 
 def interference() -> dict[str, Any]:
-    """Return how many times as long ``compute`` and ``exchange`` take while the other runs, measured elsewhere, with sources."""
+    """Return how many times as long ``compute`` and ``exchange`` take while the other runs, measured
+    elsewhere, with sources."""
     return data_file("published", "interference")
 
 
@@ -32,9 +33,11 @@ def layer_streams(
 ) -> Streams:
     """Return the parts of a layer's forward and backward; together they take what F, B and W do in kernels.
 
-    What a layer spends in no kernel (launches, waiting for how many tokens each expert gets) is in none of them: it hides nothing, and nothing hides it.
-    What the host takes beyond that to issue F, or B with W, bounds a pair from below, too. Collectives of tensor and context parallelism are with what is computed before tokens leave. A module that runs again is with what it
-    belongs to; a whole layer runs ahead of its backward, its exchange with nothing beside it.
+    What a layer spends in no kernel (launches, waiting for how many tokens each expert gets) is in none
+    of them: it hides nothing, and nothing hides it. What the host takes beyond that to issue F, or B
+    with W, bounds a pair from below, too. Collectives of tensor and context parallelism are with what is
+    computed before tokens leave. A module that runs again is with what it belongs to; a whole layer runs
+    ahead of its backward, its exchange with nothing beside it.
 
     Args:
         times: of F, B and W, as `op_time` has them, the exchange of tokens in full.

@@ -171,11 +171,11 @@ def exposed_sync(
 ) -> float:
     """Return the seconds of `sync_seconds` that nothing hides.
 
-    With ``grad-reduce`` a device reduces the gradients of a part of its layers (a bucket, Megatron-LM's default size)
-    as soon as its last backward pass has them: behind the rest of that pass and, with several chunks, behind
-    the passes of the chunks that follow, of a group of p microbatches each, as Megatron-LM orders them. What
-    is ready last is exposed. ``param-gather`` hides the updated weights of ZeRO 1 behind the first forward
-    passes in the same way.
+    With ``grad-reduce`` a device reduces the gradients of a part of its layers (a bucket, Megatron-LM's
+    default size) as soon as its last backward pass has them: behind the rest of that pass and, with
+    several chunks, behind the passes of the chunks that follow, of a group of p microbatches each, as
+    Megatron-LM orders them. What is ready last is exposed. ``param-gather`` hides the updated weights of
+    ZeRO 1 behind the first forward passes in the same way.
 
     Args:
         counts: weights outside and inside experts, of all chunks of the device.

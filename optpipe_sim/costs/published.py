@@ -72,7 +72,8 @@ def _issued(name: str, execution: str | None) -> dict[str, Any]:
 
 
 def zero_bubble_cells(execution: str | None = None) -> list[Cell]:
-    """Op times and messages (table 6 and ZB-V's), throughput and memory (table 4); replayed under `execution`, or that of their trainer."""
+    """Op times and messages (table 6 and ZB-V's), throughput and memory (table 4); replayed under
+    `execution`, or that of their trainer."""
     data, machine = _issued("zero_bubble", execution), machine_of("zero_bubble")
     cells: list[Cell] = []
     for row in data["rows"]:
@@ -112,7 +113,8 @@ def _times(table: str, row: dict[str, Any], setup: Setup, machine: Machine) -> l
 
 
 def figure_15(skipped: bool = False, execution: str | None = None) -> list[Run]:
-    """Return all cells of figure 15 that were run; with `skipped`, the others as well; replayed under `execution`, or that of their trainer."""
+    """Return all cells of figure 15 that were run; with `skipped`, the others as well; replayed under
+    `execution`, or that of their trainer."""
     data, machine, made = _issued("pipeoffload", execution), machine_of("pipeoffload"), []
     for row in data["rows"]:
         p = row["devices"]

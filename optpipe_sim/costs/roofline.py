@@ -90,10 +90,12 @@ def gemm_seconds(
 
 
 def _misses_tensor_cores(gemm: Gemm) -> bool:
-    """Return whether a batched GEMM without weights has rows, of heads, that are no multiple of 16 bytes in 16-bit formats.
+    """Return whether a batched GEMM without weights has rows, of heads, that are no multiple of 16 bytes
+    in 16-bit formats.
 
-    cuBLAS asks for these where tensor cores are to be used well (its guide, tensor core usage). Measured: heads of 150 take GPT's layers
-    1.27 times as long as their FLOPs say (BigScience's chronicles of tr11-176B-ml), which is what the rate of fp32 gives.
+    cuBLAS asks for these where tensor cores are to be used well (its guide, tensor core usage).
+    Measured: heads of 150 take GPT's layers 1.27 times as long as their FLOPs say (BigScience's
+    chronicles of tr11-176B-ml), which is what the rate of fp32 gives.
     """
     return not gemm.weights and bool(gemm.inner % 8 or gemm.columns % 8)
 
@@ -157,7 +159,8 @@ def op_time(layer: Layer, op: str, machine: Machine, model: Model, work: Work) -
 
 
 def host_seconds(layer: Layer, op: str, machine: Machine, work: Work) -> float:
-    """Return the seconds that the host takes to issue F, or B with W, of a layer with experts; no time for others."""
+    """Return the seconds that the host takes to issue F, or B with W, of a layer with experts; no time
+    for others."""
     if op == "W" or work.cuda_graphs or not any(gemm.name == "router" for gemm in layer.gemms):
         return 0.0
     left = 1 - sum(GRAPHED[name] for name in work.cuda_graph_modules)
@@ -258,7 +261,8 @@ def unpaired(layer: Layer) -> Layer:
 def exposed_exchange(layer: Layer, machine: Machine, model: Model, work: Work) -> float:
     """Return the seconds that its tokens' exchange adds to one F and one B where no other microbatch hides it.
 
-    So it is until the first B of an iteration and after the last F: one F and one B of every layer are in line there.
+    So it is until the first B of an iteration and after the last F: one F and one B of every layer are
+        in line there.
     """
     alone = unpaired(layer)
     if alone is layer:
@@ -353,9 +357,9 @@ def head_time(op: str, machine: Machine, model: Model, work: Work) -> OpTime:
 
 
 def projection(model: Model, work: Work) -> Layer:
-    """What a layer of `mtp` has besides its decoder layer and its head: a row of the token table, two norms, and
-    the GEMM that makes one hidden state of both (Megatron-LM, multi_token_prediction.py). Its input, and what it gives, are
-    gathered over the devices that share matrices."""
+    """What a layer of `mtp` has besides its decoder layer and its head: a row of the token table, two
+    norms, and the GEMM that makes one hidden state of both (Megatron-LM, multi_token_prediction.py). Its
+    input, and what it gives, are gathered over the devices that share matrices."""
     t, n, e, h = work.tokens, work.norm_tokens, work.element, model.hidden
     step = e * t * h * (work.tp - 1) // work.tp
     return Layer(

@@ -119,14 +119,14 @@ def in_slices(
 ) -> list[StageCost]:
     """Stages of whole sequences, from what their slices cost.
 
-    A slice attends to all tokens before it in full and to half of its own, so with k slices as long as itself
-    before it 2 k + 1 times what a first slice's causal attention takes; all else is the same for each. Where
-    devices share sequences in a ring, the keys and values of k + 1 slices go round, behind that attention; those
-    that exchange heads have the earlier ones of their heads already. Keys and values stay at every level of
-    recomputation; levels that do not pay for every length are left out. Backward passes add up the gradients of the
-    keys and values of all slices but the last: they are static bytes of each stage, in the format of the keys, as
-    for one microbatch after the other there. No copy moves keys and values, which the backward passes of later
-    slices read, too.
+    A slice attends to all tokens before it in full and to half of its own, so with k slices as long as
+    itself before it 2 k + 1 times what a first slice's causal attention takes; all else is the same for
+    each. Where devices share sequences in a ring, the keys and values of k + 1 slices go round, behind
+    that attention; those that exchange heads have the earlier ones of their heads already. Keys and
+    values stay at every level of recomputation; levels that do not pay for every length are left out.
+    Backward passes add up the gradients of the keys and values of all slices but the last: they are
+    static bytes of each stage, in the format of the keys, as for one microbatch after the other there.
+    No copy moves keys and values, which the backward passes of later slices read, too.
 
     Args:
         kinds: plain and expert layers of each stage.

@@ -1,7 +1,8 @@
 """A plan in the options of torchtitan's experiment graph_trainer: an order, and one memory policy for all stages.
 
-Names and rules as of torchtitan b5bcd76: torchtitan/experiments/graph_trainer/{configs,memory_policy,passes}.py, its
-graph_pp/pipeline.py and README. It traces one microbatch of each stage, so that all microbatches are alike.
+Names and rules as of torchtitan b5bcd76:
+torchtitan/experiments/graph_trainer/{configs,memory_policy,passes}.py, its graph_pp/pipeline.py and
+README. It traces one microbatch of each stage, so that all microbatches are alike.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ DEFAULT = (
 
 
 def nearest(schedule: Schedule, profile: CostProfile) -> Nearest:
-    """Find the schedule that graph_trainer runs instead of a schedule: the same order if it can, every stage under the same policy.
+    """Find the schedule that graph_trainer runs instead of a schedule: the same order if it can, every
+    stage under the same policy.
 
     Raises:
         InvalidSchedule: for one chunk per device, and for a profile without a level that it has a policy for.

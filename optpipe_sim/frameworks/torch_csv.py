@@ -1,9 +1,9 @@
 """Compute orders in the CSV format of torch.distributed.pipelining, and back.
 
-One row per rank, one cell per action, ``<stage><TYPE><microbatch>``: torch's ``F`` is our F, its
-``I`` (backward, input) our B, its ``W`` our W and its ``B`` (full backward) our BW; a pair is ``(0F3;7B1)OVERLAP_F_B``. Torch has no
-notation for O and R: a schedule with offloads is refused, unless they are left out (`losses`).
-Messages are left out, as torch adds them itself.
+One row per rank, one cell per action, ``<stage><TYPE><microbatch>``: torch's ``F`` is our F, its ``I``
+(backward, input) our B, its ``W`` our W and its ``B`` (full backward) our BW; a pair is
+``(0F3;7B1)OVERLAP_F_B``. Torch has no notation for O and R: a schedule with offloads is refused, unless
+they are left out (`losses`). Messages are left out, as torch adds them itself.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def save_torch_csv(
 def from_torch_csv(text: str, source: str = "torch csv") -> Schedule:
     """Read the schedule from a CSV of torch; its shape follows from the actions.
 
-    Empty cells (idle steps) and what torch adds when it lowers a schedule (SEND, RECV, UNSHARD,
-    RESHARD, REDUCE_GRAD) are skipped; ``(0F3;7B1)OVERLAP_F_B`` becomes a pair, and what else torch overlaps its ops, one after
-    the other.
+    Empty cells (idle steps) and what torch adds when it lowers a schedule (SEND, RECV, UNSHARD, RESHARD,
+    REDUCE_GRAD) are skipped; ``(0F3;7B1)OVERLAP_F_B`` becomes a pair, and what else torch overlaps its
+    ops, one after the other.
 
     Args:
         text: one row per rank.

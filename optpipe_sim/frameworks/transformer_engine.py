@@ -74,10 +74,14 @@ def nearest(schedule: Schedule, profile: CostProfile) -> Nearest:
         peak = max(after.peak_bytes)
         lost = (
             Step(
-                "engines", "copies in both directions at once", copies, held, peak,
+                "engines",
+                "copies in both directions at once",
+                copies,
+                held,
+                peak,
                 round(held / free - 1, 6),
             ),
-        )  # fmt: skip
+        )
     return Nearest(str(schedule.meta.get("name", "schedule")), before, after, lost, NOTES)
 
 

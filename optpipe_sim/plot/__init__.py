@@ -1,8 +1,8 @@
-"""Figures: of a trace (``gantt``, ``memory``, ``overview``, ``idle_gantt``, ``text_gantt``), of schedules side
-by side (``compare_chart``), of memory against time (``frontier_chart``), of advice (``advice_chart``), of what
-a solution has to idle for (``solution_chart``), of a run beside its prediction (``confirm_figure``), of a pair on its two
-streams (``pair_chart``); and
-``slider``, for notebooks.
+"""Figures: of a trace (``gantt``, ``memory``, ``overview``, ``idle_gantt``, ``text_gantt``), of
+schedules side by side (``compare_chart``), of memory against time (``frontier_chart``), of advice
+(``advice_chart``), of what a solution has to idle for (``solution_chart``), of a run beside its
+prediction (``confirm_figure``), of a pair on its two streams (``pair_chart``); and ``slider``, for
+notebooks.
 
 ``trace.plot()`` is the shortest way to one. No module of this room has the name of its function, because one would
 hide the other.

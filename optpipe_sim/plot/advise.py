@@ -81,13 +81,22 @@ def _draw(advice: Advice, ax: Axes) -> None:
     rows = [(row.peak_bytes / per_size, row.iteration_ns / per_unit) for row in advice.rows]
     xs, ys = zip(*rows, strict=True)
     ax.plot(xs, ys, "o", color=BEST, ms=6.5, label="best of each split", zorder=4)
-    bought = [(one.limit_bytes / per_size, one.iteration_ns / per_unit) for one in advice.memory
-              if one.iteration_ns is not None and one.iteration_ns <= ceiling]  # fmt: skip
+    bought = [
+        (one.limit_bytes / per_size, one.iteration_ns / per_unit)
+        for one in advice.memory
+        if one.iteration_ns is not None and one.iteration_ns <= ceiling
+    ]
     if bought:
         ax.plot(
-            *zip(*bought, strict=True), drawstyle="steps-post", color=BOUGHT, lw=1.4, marker="s", ms=3.5,
-            label="the best, under other limits", zorder=3,
-        )  # fmt: skip
+            *zip(*bought, strict=True),
+            drawstyle="steps-post",
+            color=BOUGHT,
+            lw=1.4,
+            marker="s",
+            ms=3.5,
+            label="the best, under other limits",
+            zorder=3,
+        )
     ax.axvline(limit / per_size, color=LIMIT, lw=0.9, linestyle=(0, (5, 2)), label="limit")
     times = [point.iteration_ns / per_unit for point in shown] + [time for _, time in bought]
     sizes = [point.peak_bytes / per_size for point in shown] + [limit / per_size]
@@ -97,8 +106,7 @@ def _draw(advice: Advice, ax: Axes) -> None:
     ax.set_ylim(min(times) - 0.1 * up, max(times) + 0.06 * up)
     ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 4, 5, 10]))
     ax.grid(axis="both")
-    ax.set_xlabel(f"memory of the fullest device ({size})")
-    ax.set_ylabel(f"time per iteration ({unit})")
+    ax.set(xlabel=f"memory of the fullest device ({size})", ylabel=f"time per iteration ({unit})")
     asked = advice.question
     ax.set_title(
         f"{asked.model.name} on {asked.gpus} x {asked.machine.title}:"

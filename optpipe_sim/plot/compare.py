@@ -31,10 +31,10 @@ def compare_chart(
 ) -> Figure:
     """Draw horizontal bars, one row per schedule: time per iteration on the left, peak memory on the right.
 
-    The bubble is the light end of the pipeline's time; what the profile knows beside that follows it, hollow; a tick
-    marks the lower bound of the pipeline. Schedules that do not
-    fit the limit are hatched: their numbers are those of a replay without it. A peak far above all
-    others has a broken bar, so that the others keep their length.
+    The bubble is the light end of the pipeline's time; what the profile knows beside that follows it,
+    hollow; a tick marks the lower bound of the pipeline. Schedules that do not fit the limit are
+    hatched: their numbers are those of a replay without it. A peak far above all others has a broken
+    bar, so that the others keep their length.
 
     Args:
         rows: as ``optpipe-sim compare --json`` gives them: ``schedule, cost_ns, makespan_ns,

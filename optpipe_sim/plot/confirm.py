@@ -1,4 +1,5 @@
-"""Predicted against measured: both timelines of every device, one above the other, and the causes of the difference."""
+"""Predicted against measured: both timelines of every device, one above the other, and the causes of the
+difference."""
 
 from __future__ import annotations
 

@@ -28,15 +28,27 @@ _Box = tuple[float, float, float, float]
 _Place = tuple[float, float]
 # where a name may begin (or end), in points from its place
 _AROUND = (
-    (7, 0), (-7, 0), (5, 9), (5, -9), (-5, 9), (-5, -9), (5, 18), (5, -18), (-5, 18), (-5, -18),
-    (8, 27), (8, -27), (-8, 27), (-8, -27),
-)  # fmt: skip
+    (7, 0),
+    (-7, 0),
+    (5, 9),
+    (5, -9),
+    (-5, 9),
+    (-5, -9),
+    (5, 18),
+    (5, -18),
+    (-5, 18),
+    (-5, -18),
+    (8, 27),
+    (8, -27),
+    (-8, 27),
+    (-8, -27),
+)
 _SLOWEST = 1.6  # published schedules slower than the best by more than this are left out
 
 
 def frontier_chart(frontier: Frontier) -> Figure:
-    """Draw the time of an iteration from the lowest feasible limit to the highest, and the bound; the optimum lies between
-    the two.
+    """Draw the time of an iteration from the lowest feasible limit to the highest, and the bound; the
+    optimum lies between the two.
 
     The point of a published schedule is its time and memory without a limit.
     Points to the right of the picture or far above it are left out, and counted.
@@ -96,7 +108,11 @@ def _draw(frontier: Frontier, ax: Axes) -> None:
     )
     ax.step([*limits, right], [*times, times[-1]], where="post", color=BEST, lw=1.8)
     ax.plot(limits, times, "o", color=BEST, ms=5, label=f"best schedule found, {chunks}")
-    told = [(point.limit_bytes / per_size, point.family_iteration_ns / per_unit) for point in frontier.points if point.family_iteration_ns]  # fmt: skip
+    told = [
+        (point.limit_bytes / per_size, point.family_iteration_ns / per_unit)
+        for point in frontier.points
+        if point.family_iteration_ns
+    ]
     if told:
         label = "best schedule of the family"
         xs, ys = zip(*told, (right, told[-1][1]), strict=True)

@@ -63,6 +63,13 @@ def _box(trace: Trace, ax: Axes, gap: Gap) -> None:
     room = points(ax)[0] * gap.length_ns / trace.makespan_ns
     if 72 * text_inches(gap.cause, _FONT) < 0.9 * room:
         ax.text(
-            start + wide / 2, gap.device + (top + bottom) / 2, gap.cause,
-            fontsize=_FONT, color=INK, alpha=0.75, ha="center", va="center_baseline", zorder=2,
-        )  # fmt: skip
+            start + wide / 2,
+            gap.device + (top + bottom) / 2,
+            gap.cause,
+            fontsize=_FONT,
+            color=INK,
+            alpha=0.75,
+            ha="center",
+            va="center_baseline",
+            zorder=2,
+        )

@@ -79,8 +79,23 @@ def name_ends(
     right = float(unit.transform((x, ends[0][1]))[0])
     for place, (px, py, text, colour) in zip(apart(at, FONT + 1.5), ends, strict=True):
         ax.annotate(
-            text, (px, py), (right, place / height), textcoords="axes fraction", va="center",
-            ha="left", fontsize=FONT, color=colour, path_effects=OUTLINE, annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "lw": 0.5, "color": colour, "alpha": 0.5, "relpos": (0, 0.5),
-                        "shrinkA": 0, "shrinkB": shift / 2},
-        )  # fmt: skip
+            text,
+            (px, py),
+            (right, place / height),
+            textcoords="axes fraction",
+            va="center",
+            ha="left",
+            fontsize=FONT,
+            color=colour,
+            path_effects=OUTLINE,
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "lw": 0.5,
+                "color": colour,
+                "alpha": 0.5,
+                "relpos": (0, 0.5),
+                "shrinkA": 0,
+                "shrinkB": shift / 2,
+            },
+        )

@@ -78,8 +78,8 @@ def lane_within(trace: Trace, kind: OpKind = OpKind.F) -> tuple[float, float]:
 
 
 def legible_window(trace: Trace, ax: Axes) -> Window | None:
-    """Return the part from the beginning of a trace in which ops and their microbatches can be read on the axis; None
-    where the whole trace can be."""
+    """Return the part from the beginning of a trace in which ops and their microbatches can be read on
+    the axis; None where the whole trace can be."""
     room = _narrowest(trace, ax, window_of(trace), MAIN)
     if min(room.values()) >= _APART_FROM:
         return None

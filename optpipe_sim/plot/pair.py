@@ -84,9 +84,13 @@ def _box(ax: Axes, span: PartSpan, lane: int, size: int) -> None:
     colour = COLOURS[F if name.startswith("F") else W if "weights" in name else BW]
     start, length = span.start_ns / size, (span.end_ns - span.start_ns) / size
     ax.broken_barh(
-        [(start, length)], (lane + 0.08, 0.84), facecolor=colour, edgecolor="white",
-        hatch="////" if lane else None, linewidth=0.5,
-    )  # fmt: skip
+        [(start, length)],
+        (lane + 0.08, 0.84),
+        facecolor=colour,
+        edgecolor="white",
+        hatch="////" if lane else None,
+        linewidth=0.5,
+    )
     figure = ax.get_figure(root=True)
     assert figure is not None
     left, right = ax.get_xlim()
@@ -95,7 +99,12 @@ def _box(ax: Axes, span: PartSpan, lane: int, size: int) -> None:
     if points < _LEAST:
         return
     ax.text(
-        start + length / 2, lane + 0.5, name, ha="center", va="center", fontsize=points,
+        start + length / 2,
+        lane + 0.5,
+        name,
+        ha="center",
+        va="center",
+        fontsize=points,
         color=text_colour(colour),
         bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.8} if lane else None,
-    )  # fmt: skip
+    )

@@ -66,10 +66,15 @@ def solution_chart(solution: Solution, ax: Axes | None = None) -> Axes:
                     time = times.get(part, 0) / size
                     if time:
                         ax.barh(
-                            device.device + (0.2 if must else -0.2), time, 0.36, left=left,
-                            color=COLOURS[part], hatch="////" if must else None,
-                            edgecolor="white" if must else COLOURS[part], linewidth=0,
-                        )  # fmt: skip
+                            device.device + (0.2 if must else -0.2),
+                            time,
+                            0.36,
+                            left=left,
+                            color=COLOURS[part],
+                            hatch="////" if must else None,
+                            edgecolor="white" if must else COLOURS[part],
+                            linewidth=0,
+                        )
                         used[part, must] = None
                     left += time
         ax.set_ylim(len(devices) - 0.4, -0.6)
@@ -108,9 +113,14 @@ def _legend(ax: Axes, used: list[tuple[str, bool]]) -> None:
             )
             labels.append(MUST.get(part, part) if must else NAMES.get(part, part))
     legend = ax.legend(
-        handles, labels, loc="upper left", bbox_to_anchor=(1.005, 1), borderaxespad=0,
-        labelspacing=0.35, handlelength=1.4,
-    )  # fmt: skip
+        handles,
+        labels,
+        loc="upper left",
+        bbox_to_anchor=(1.005, 1),
+        borderaxespad=0,
+        labelspacing=0.35,
+        handlelength=1.4,
+    )
     for text in legend.get_texts():
         if text.get_text().endswith("bar)"):
             text.set_fontweight("bold")

@@ -62,11 +62,13 @@ class CostProfile:
             ``blocking`` (the sender computes nothing while it sends).
         offload: copy engines and host links; None: no offloading.
         memory_limit: bytes per device, or None.
-        microbatch_time, microbatch_bytes: a factor per microbatch, of the times of compute ops (but for the overhead), and of sizes
-            and the times of copies; None: all 1. A schedule then needs as many microbatches.
+        microbatch_time, microbatch_bytes: a factor per microbatch, of the times of compute ops (but for
+            the overhead), and of sizes and the times of copies; None: all 1. A schedule then needs as
+            many microbatches.
         execution: how a trainer issues the work, or the name of one that ships; see `issued`.
-        pair_hidden: what a pair, an F and a backward as one op, takes less than the two one after the other, in ns: one number, or by
-            the stage of its F and that of its backward. It is at most the time of either.
+        pair_hidden: what a pair, an F and a backward as one op, takes less than the two one after the
+            other, in ns: one number, or by the stage of its F and that of its backward. It is at most
+            the time of either.
         slices: into how many slices the sequence of a microbatch is cut; with more than one, every
             stage has the cost of each (`StageCost.slices`).
         meta: provenance and notes; plain data, not part of the costs. `items`: the model by layers.
@@ -261,7 +263,8 @@ class CostProfile:
 
     @cached_property
     def lightest(self) -> CostProfile:
-        """The profile as if every microbatch had the least factors: a bound on its schedules holds for those of this one."""
+        """The profile as if every microbatch had the least factors: a bound on its schedules holds for
+        those of this one."""
         times, sizes = zip(*self.classes, strict=True)
         return self.of_class(min(times), min(sizes))
 
@@ -318,8 +321,9 @@ class CostProfile:
 
         While F(s, j) or its backward runs, the device holds what the op needs under the cheapest
         treatment and, for the stages before s on that device, at least the part of microbatch j that can
-        neither be offloaded nor dropped; with slices, of the slices up to its own, as F's of later ones need not have
-        run there. One microbatch at a time needs no more than that, unless devices with several chunks run slices.
+        neither be offloaded nor dropped; with slices, of the slices up to its own, as F's of later ones
+        need not have run there. One microbatch at a time needs no more than that, unless devices with
+        several chunks run slices.
         """
         least, offloads = list(self.static_bytes), self.offload is not None
         for time, size in self.classes:
@@ -384,8 +388,8 @@ class CostProfile:
             name: of the argument, for errors.
 
         Raises:
-            OptPipeError: for anything but a size; see `as_limit`. ProfileError: for a list of the wrong length, and
-                where it is not known what stages hold.
+            OptPipeError: for anything but a size; see `as_limit`. ProfileError: for a list of the wrong
+                length, and where it is not known what stages hold.
         """
         own = isinstance(memory_limit, tuple) and memory_limit == self.memory_limit
         if memory_limit is None or own:
@@ -424,7 +428,8 @@ class CostProfile:
 
     @property
     def objective(self) -> str:
-        """What the time of an iteration is for plans that may split backwards: ``flush`` or ``span``; see `Issue`."""
+        """What the time of an iteration is for plans that may split backwards: ``flush`` or ``span``;
+        see `Issue`."""
         return self.issue(any(cost.splits for cost in self.stages)).objective
 
     @property
@@ -435,9 +440,10 @@ class CostProfile:
 
     @property
     def time_interval(self) -> tuple[float, float] | None:
-        """What a measured time may be over a replayed one, in four cases of five: by the errors of the execution on runs that it was
-        not fitted to, and, where the costs are estimated, by those of published runs that were compared; the wider of both,
-        None where neither is known. An imbalance of experts that is not known exactly widens it."""
+        """What a measured time may be over a replayed one, in four cases of five: by the errors of the
+        execution on runs that it was not fitted to, and, where the costs are estimated, by those of
+        published runs that were compared; the wider of both, None where neither is known. An imbalance
+        of experts that is not known exactly widens it."""
         common, doubt = self.execution_notes["common"], self.meta.get("doubt")
         known = [] if common is None else [1 - common, 1 + common]
         if isinstance(doubt, Mapping):
@@ -448,8 +454,9 @@ class CostProfile:
         return min(known) * low, max(known) * high
 
     def difference_interval(self, difference: float) -> tuple[float, float] | None:
-        """Return what a replayed difference of two times, relative to one of them, may be in reality, in four cases of five: by the errors of
-        the execution on published runs; None where these are not known."""
+        """Return what a replayed difference of two times, relative to one of them, may be in reality, in
+        four cases of five: by the errors of the execution on published runs; None where these are not
+        known."""
         between = self.execution_notes["between"]
         return None if between is None else (difference - between, difference + between)
 
@@ -459,7 +466,8 @@ class CostProfile:
         return interval is not None and interval[0] <= 0 <= interval[1]
 
     def issued(self, splits: bool) -> CostProfile:
-        """Return the costs of an ideal machine on which a schedule takes as long as its execution takes on this one.
+        """Return the costs of an ideal machine on which a schedule takes as long as its execution takes
+        on this one.
 
         Its execution is ideal, and named in its `meta`. `splits`: whether any backward is split into B and W.
         """
@@ -536,10 +544,11 @@ class CostProfile:
     def hidden_for(
         self, layers: Sequence[int], cut: Fraction | int = 1
     ) -> int | tuple[tuple[int, ...], ...]:
-        """Return `pair_hidden` of the same model in stages of so many layers each, on sequences `cut` times as long.
+        """Return `pair_hidden` of the same model in stages of so many layers each, on sequences `cut`
+        times as long.
 
-        It is replayed layer by layer where the profile says what each does on the streams of a pair (`Item.streams`); else it is
-        in proportion to the work of a stage.
+        It is replayed layer by layer where the profile says what each does on the streams of a pair
+        (`Item.streams`); else it is in proportion to the work of a stage.
         """
         if cut == 1 and sum(layers) == len(self.items) and any(one.streams for one in self.items):
             return pair_hidden(self.items, layers)
@@ -584,8 +593,8 @@ class CostProfile:
         """Return the profile with the chunks, placement and slices of a schedule's shape.
 
         Raises:
-            InvalidSchedule: where the number of devices, or of microbatches that differ, is another; for other slices,
-                `with_slices`.
+            InvalidSchedule: where the number of devices, or of microbatches that differ, is another; for
+                other slices, `with_slices`.
         """
         if shape.devices != self.devices:
             raise InvalidSchedule(
@@ -634,14 +643,16 @@ class CostProfile:
         return replace(self, slices=slices, stages=whole, pair_hidden=hidden)
 
     def map_stages(self, by: Callable[[int, StageCost], StageCost]) -> CostProfile:
-        """Return the profile with each stage's cost changed, slice by slice: ``by(stage, cost) -> cost``; items are dropped."""
+        """Return the profile with each stage's cost changed, slice by slice: ``by(stage, cost) ->
+        cost``; items are dropped."""
         stages = tuple(change(cost, partial(by, at)) for at, cost in enumerate(self.stages))
         return replace(self, stages=stages, items=())
 
     def scale(
         self, compute: float = 1, comm: float = 1, copy: float = 1, memory: float = 1
     ) -> CostProfile:
-        """Multiply the times of compute (but for the overhead in them), messages and copies, and the activation memory."""
+        """Multiply the times of compute (but for the overhead in them), messages and copies, and the
+        activation memory."""
         time, copies, size = exact(compute), exact(copy), exact(memory)
         return replace(
             self.map_stages(lambda _, cost: multiplied(cost, time, copies, size, least_ns=1)),

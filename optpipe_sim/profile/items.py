@@ -25,7 +25,8 @@ class Item:
             layer.
         cost: of the item alone, as a stage of one layer.
         reserve_bytes: working memory that a stage needs once, whatever its number of such items.
-        streams: what it does on the two streams of a pair, for pairs that hide its exchange; None: it only computes.
+        streams: what it does on the two streams of a pair, for pairs that hide its exchange; None: it
+            only computes.
     """
 
     name: str
@@ -53,7 +54,8 @@ class Item:
 
     @property
     def paired_ns(self) -> int:
-        """What it adds to the work of a device whose forwards and backwards run as one op: its work, less what these two hide of each other."""
+        """What it adds to the work of a device whose forwards and backwards run as one op: its work,
+        less what these two hide of each other."""
         if self.streams is None:
             return self.cost.work_ns
         line = Line(0, 0, (self.streams,))

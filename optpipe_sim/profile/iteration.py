@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 
 def iteration_ns(profile: CostProfile, pipeline_ns: float) -> float:
-    """Return the time of an iteration whose pipeline takes `pipeline_ns`: what the profile knows beside it is the
-    exchange of tokens that no other microbatch hides, gaps between ops, gradient sync, update, and what is the same in each.
+    """Return the time of an iteration whose pipeline takes `pipeline_ns`: what the profile knows beside
+    it is the exchange of tokens that no other microbatch hides, gaps between ops, gradient sync, update,
+    and what is the same in each.
 
     A profile without an ``iteration`` in its `meta` knows of nothing beside the pipeline.
     """
@@ -25,7 +26,8 @@ def iteration_ns(profile: CostProfile, pipeline_ns: float) -> float:
 
 
 def iteration_tokens(profile: CostProfile, microbatches: int) -> int | None:
-    """Return the tokens of an iteration, over all replicas; None where the profile is no estimate, which says them."""
+    """Return the tokens of an iteration, over all replicas; None where the profile is no estimate, which
+    says them."""
     work, parallel = profile.meta.get("work"), profile.meta.get("parallel")
     if not isinstance(work, dict) or not isinstance(parallel, dict):
         return None

@@ -61,9 +61,12 @@ def cut_sequence(cost: StageCost, slices: int) -> StageCost:
         keeps = _within(_share(level.keep_bytes, weights), acts)
         least = list(map(min, least, keeps))
         parts = zip(
-            _share(level.t_ns, weights), keeps, shares(level.work_bytes), shares(level.b_work_bytes),
+            _share(level.t_ns, weights),
+            keeps,
+            shares(level.work_bytes),
+            shares(level.b_work_bytes),
             strict=True,
-        )  # fmt: skip
+        )
         levels.append([RecomputeLevel(level.name, *part, level.layers) for part in parts])
     for key, most in (("w_bytes", acts), ("offload_bytes", acts), ("kv_bytes", least)):
         amounts[key] = _within(_share(getattr(cost, key), weights), most)
@@ -98,9 +101,9 @@ def deal(
 ) -> list[list[int] | None]:
     """Return how many layers each of a run's new stages gets, for runs of stages that become `parts` stages each.
 
-    A run's new stages have equally many layers, or some have one more: those whose devices have the fewest,
-    so that devices have as equal numbers as their runs allow; the first ones otherwise. None for a run with a stage
-    that has no number of layers.
+    A run's new stages have equally many layers, or some have one more: those whose devices have the
+    fewest, so that devices have as equal numbers as their runs allow; the first ones otherwise. None for
+    a run with a stage that has no number of layers.
 
     Args:
         runs: the stages that become `parts` new ones, in model order.
@@ -132,7 +135,8 @@ def deal(
 def _even_out(
     counts: Sequence[list[int] | None], parts: int, placement: Sequence[int], load: list[int]
 ) -> bool:
-    """Move one layer from a device to one with at least two fewer, over others if need be; return whether one moved.
+    """Move one layer from a device to one with at least two fewer, over others if need be; return
+    whether one moved.
 
     A layer moves within a run, from a part that has one more to one that has not.
     """
@@ -168,11 +172,11 @@ def _even_out(
 def divide(cost: StageCost, parts: int, layers: Sequence[int] | None = None) -> list[StageCost]:
     """Divide a stage into `parts` parts: equal ones, or whole layers where it has a number of layers.
 
-    Of L layers the parts get `layers`; without these the first parts get one more where they do not divide equally. Every number n of a
-    stage (times, bytes) goes to a part of k layers as floor(n * k / L), and the remainder
-    to the first part, so that the parts add up to the stage exactly; without layers each
-    part counts as one of `parts`. Where that would give the first part more w or offload than act
-    (by a few bytes), the excess moves on to the next one.
+    Of L layers the parts get `layers`; without these the first parts get one more where they do not
+    divide equally. Every number n of a stage (times, bytes) goes to a part of k layers as floor(n * k /
+    L), and the remainder to the first part, so that the parts add up to the stage exactly; without
+    layers each part counts as one of `parts`. Where that would give the first part more w or offload
+    than act (by a few bytes), the excess moves on to the next one.
 
     Raises:
         ProfileError: for more parts than layers, or a part that would take less than 1 ns.
@@ -245,9 +249,9 @@ def _cut_level(
 ) -> list[RecomputeLevel]:
     """Return a level of recomputation for each part of a stage; `acts` are the parts' activations.
 
-    Time and kept bytes divide as all numbers do. Working bytes stay as given, at most act - keep of
-    the part, because a part works through its layers one by one as the whole did. The number of recomputed layers is
-    known for parts that get a whole number of them.
+    Time and kept bytes divide as all numbers do. Working bytes stay as given, at most act - keep of the
+    part, because a part works through its layers one by one as the whole did. The number of recomputed
+    layers is known for parts that get a whole number of them.
     """
     keeps = _within(_share(level.keep_bytes, weights), acts)
 
@@ -279,8 +283,8 @@ def regroup(
 ) -> list[StageCost]:
     """Turn adjacent stages into `parts` stages: merged, divided, or cut where the new stages begin.
 
-    If all stages have a number of layers, the new ones get `dealt`, or the first ones get one more. Otherwise each stage is
-    divided into `parts`, which then merge.
+    If all stages have a number of layers, the new ones get `dealt`, or the first ones get one more.
+    Otherwise each stage is divided into `parts`, which then merge.
 
     Raises:
         ProfileError: see `divide`.

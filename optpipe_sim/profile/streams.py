@@ -1,8 +1,10 @@
-"""What a pair hides: its two ops layer by layer on two streams, one that computes and one that exchanges experts' tokens.
+"""What a pair hides: its two ops layer by layer on two streams, one that computes and one that exchanges
+experts' tokens.
 
-A trainer that runs a forward and a backward as one op (Megatron-LM's combined 1F1B, DualPipe) runs layer i of the forward beside layer L - 1 - i of
-the backward: while the tokens of one are on their way, the other computes. Layers that are left over, where one
-of the two stages has more of them, have no partner, and neither have forwards and backwards outside of pairs.
+A trainer that runs a forward and a backward as one op (Megatron-LM's combined 1F1B, DualPipe) runs layer
+i of the forward beside layer L - 1 - i of the backward: while the tokens of one are on their way, the
+other computes. Layers that are left over, where one of the two stages has more of them, have no partner,
+and neither have forwards and backwards outside of pairs.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ class Streams:
     """What one layer does on the two streams, each part in ns.
 
     Attributes:
-        forward: what it computes before its tokens leave (attention, norms, router, shared experts; all of a layer without
-            experts), their way to the experts, what these compute, and the way back.
+        forward: what it computes before its tokens leave (attention, norms, router, shared experts; all
+            of a layer without experts), their way to the experts, what these compute, and the way back.
         backward: the same of its backward, in that order: combine, experts, dispatch, before.
-        weights: gradients of weights that are apart from it, those of the experts and the rest: delayed, as with Megatron-LM's
-            ``--delay-wgrad-compute``. Else they are in `backward`.
+        weights: gradients of weights that are apart from it, those of the experts and the rest: delayed,
+            as with Megatron-LM's ``--delay-wgrad-compute``. Else they are in `backward`.
         again: a forward that the backward starts with (full recomputation), as `forward`.
-        host: what the host takes to issue the forward, and the backward, beside what of both is in no kernel: a pair takes no less than
-            that of all its layers.
+        host: what the host takes to issue the forward, and the backward, beside what of both is in no
+            kernel: a pair takes no less than that of all its layers.
         slower: how many times as long compute, and exchange, takes while the other stream works, from 1 to 2.
 
     Raises:
@@ -102,8 +104,8 @@ class PartSpan(NamedTuple):
 
 
 def two_streams(parts: Sequence[Part]) -> list[PartSpan]:
-    """Replay parts on the two streams, each in the order of issue: a part starts once its stream is free and what it waits for has
-    ended. While both streams work, either takes `slower` times as long."""
+    """Replay parts on the two streams, each in the order of issue: a part starts once its stream is free
+    and what it waits for has ended. While both streams work, either takes `slower` times as long."""
     waiting = {
         stream: deque(at for at, part in enumerate(parts) if part.stream == stream)
         for stream in STREAMS
@@ -137,7 +139,8 @@ def two_streams(parts: Sequence[Part]) -> list[PartSpan]:
 
 
 class Line(NamedTuple):
-    """An op of a stage: what it computes before its layers and after them (embedding, head), in ns, and its layers.
+    """An op of a stage: what it computes before its layers and after them (embedding, head), in ns, and
+    its layers.
 
     A forward meets its layers in this order, a backward from the last one on.
     """
@@ -174,8 +177,8 @@ class _Issue:
 def issued(forward: Line | None, backward: Line | None) -> list[Part]:
     """Return the parts of a pair, or of one op alone, in the order in which Megatron-LM issues them.
 
-    Source: megatron/core/models/common/model_chunk_schedule_plan.py, commit d98e8a6 (both methods ``run``); a forward that runs again, branch
-    dev, commit d48bd6b.
+    Source: megatron/core/models/common/model_chunk_schedule_plan.py, commit d98e8a6 (both methods
+    ``run``); a forward that runs again, branch dev, commit d48bd6b.
     """
     issue = _Issue()
     if forward is not None:
@@ -264,8 +267,8 @@ def _runs(items: Sequence[Any], counts: Iterable[int]) -> list[Sequence[Any]]:
 
 
 def pair_hidden(items: Sequence[Any], counts: Iterable[int]) -> int | tuple[tuple[int, ...], ...]:
-    """Return what pairs hide, by the stage of the forward and that of the backward, of stages of so many `items.Item` each; 0
-    where no layer says what it does on two streams."""
+    """Return what pairs hide, by the stage of the forward and that of the backward, of stages of so many
+    `items.Item` each; 0 where no layer says what it does on two streams."""
     if not any(item.streams for item in items):
         return 0
     forwards, backwards = ([_line(run, at) for run in _runs(items, counts)] for at in (0, 1))
@@ -274,7 +277,8 @@ def pair_hidden(items: Sequence[Any], counts: Iterable[int]) -> int | tuple[tupl
 
 
 def _line(run: Sequence[Any], backward: int) -> Line:
-    """Return an op of a stage. What has no streams computes before the layers where it comes before them, else behind."""
+    """Return an op of a stage. What has no streams computes before the layers where it comes before
+    them, else behind."""
     found, ends = [], [0, 0]
     for item in run:
         if item.streams is not None:

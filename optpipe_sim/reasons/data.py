@@ -19,9 +19,10 @@ def explain_data(trace: Trace, most_gaps: int = MOST_GAPS) -> dict[str, Any]:
     """Break down the time of an iteration.
 
     Returns:
-        `iteration_ns`, `makespan_ns` (of its pipeline), both bubble rates; `devices`: per device `busy_ns`, `idle_ns` by cause,
-        `recompute_ns`; `gaps`: the longest, each with its cause, the op that waits and the one it
-        waits for; `critical_path`: its `steps`, and its `parts_ns`, which add up to the makespan;
+        `iteration_ns`, `makespan_ns` (of its pipeline), both bubble rates; `devices`: per device
+        `busy_ns`, `idle_ns` by cause, `recompute_ns`; `gaps`: the longest, each with its cause, the op
+        that waits and the one it waits for; `critical_path`: its `steps`, and its `parts_ns`, which add
+        up to the makespan;
         `imbalance`, `bubble`: the two parts of idle time, as shares; `hints`: alternatives that
         were replayed, the largest gain first; `diagnoses`: likewise, if messages, copies or memory cost less.
     """

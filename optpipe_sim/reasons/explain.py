@@ -264,8 +264,8 @@ def explain(trace: Trace, longest: int = 5) -> str:
 
 
 def takes(trace: Trace) -> str:
-    """Say how long an iteration takes and, where the profile knows of more, how long its pipeline does, which all that
-    follows is about."""
+    """Say how long an iteration takes and, where the profile knows of more, how long its pipeline does,
+    which all that follows is about."""
     if trace.iteration_ns == trace.cost_ns:
         return f"One iteration takes {format_time(trace.makespan_ns)}"
     beside = "the rest is gradients, update and what lies between ops"

@@ -1,5 +1,5 @@
-"""Hints: alternatives to a plan, each replayed before it is named; what gains nothing is no hint. And diagnoses: what a
-plan would take if something cost nothing that no option changes, as messages do."""
+"""Hints: alternatives to a plan, each replayed before it is named; what gains nothing is no hint. And
+diagnoses: what a plan would take if something cost nothing that no option changes, as messages do."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ def best_hints(
 
 
 def hints(trace: Trace) -> list[Hint]:
-    """Return what would shorten an iteration of a replayed schedule: other orders, fewer recomputations and copies, and
-    equal stages; none for very long schedules. A schedule made for a framework (``family`` of its `meta`) gets only
-    orders that this has."""
+    """Return what would shorten an iteration of a replayed schedule: other orders, fewer recomputations
+    and copies, and equal stages; none for very long schedules. A schedule made for a framework
+    (``family`` of its `meta`) gets only orders that this has."""
     return _hints(trace, _alternatives(trace))
 
 
 def diagnoses(trace: Trace) -> list[Hint]:
-    """Return what an iteration would take if messages took no time, copies half of it, or memory were free, where that
-    makes a difference: no options, but what the time goes into."""
+    """Return what an iteration would take if messages took no time, copies half of it, or memory were
+    free, where that makes a difference: no options, but what the time goes into."""
     return _hints(trace, _free_of(trace))
 
 

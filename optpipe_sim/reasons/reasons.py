@@ -158,7 +158,8 @@ class Reasons:
         return found
 
     def of_start(self, op: Op) -> list[Reason]:
-        """Return all reasons for the start of `op`, the last (binding) one first; of a pair, those of its forward."""
+        """Return all reasons for the start of `op`, the last (binding) one first; of a pair, those of
+        its forward."""
         op = self.ahead.get(op, op)
         return _sorted([*self._start(op), *(self._grant(op) if self.asks[op] else ())])
 

@@ -116,11 +116,14 @@ def analyse_solution(trace: Trace, bound: Bound | None = None) -> Solution:
     forced, parts = _forced(profile, m, trace.objective, limits, bound.ns)
     devices = tuple(
         DeviceIdle(
-            device, trace.busy_ns[device], _idle(trace, device), forced[device],
+            device,
+            trace.busy_ns[device],
+            _idle(trace, device),
+            forced[device],
             trace.peak_bytes[device],
         )
         for device in range(profile.devices)
-    )  # fmt: skip
+    )
     binding = max(parts, key=lambda part: part.ns).device
     limited = None
     if limits is not None:
@@ -217,9 +220,15 @@ def _describe_offloads(found: Solution) -> list[str]:
     trace = found.trace
     total = len(found.stages) * trace.schedule.shape.microbatches
     if not trace.offloaded:
-        why = "the profile has no offload section" if trace.profile.offload is None else (
-            "there is no memory limit" if trace.memory_limit is None else "the limit does not ask for it"
-        )  # fmt: skip
+        why = (
+            "the profile has no offload section"
+            if trace.profile.offload is None
+            else (
+                "there is no memory limit"
+                if trace.memory_limit is None
+                else "the limit does not ask for it"
+            )
+        )
         return [f"Nothing is offloaded: {why}."]
     load = trace.engine_load
     target = "host" if trace.wear is None else "drives"
@@ -257,12 +266,13 @@ def _table(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]
     """Format rows of texts as aligned lines; columns are right-aligned except those of `left`."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
-        "  " + "  ".join(
+        "  "
+        + "  ".join(
             text.ljust(width) if at in left else text.rjust(width)
             for at, (text, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def ranges(numbers: Sequence[int], most: int = 4) -> str:

@@ -143,8 +143,8 @@ def _range(values: Sequence[float], most: float) -> tuple[float, float]:
 
 
 def _most_bytes(marks: Sequence[Mark], limit_bytes: int | None) -> float:
-    """Return the memory beyond which points are outside the picture at first: of what does not fit, what is far from all
-    that does, which would be drawn on one line."""
+    """Return the memory beyond which points are outside the picture at first: of what does not fit, what
+    is far from all that does, which would be drawn on one line."""
     fitting = [mark.memory_bytes for mark in marks if mark.kind != "over"]
     largest = max([*fitting, limit_bytes or 0]) or max(mark.memory_bytes for mark in marks)
     return LARGEST * largest

@@ -117,9 +117,14 @@ def frontier_views(found: Frontier) -> list[View]:
     ]
     axis = "memory limit of a device"
     return _views(
-        heads, rows, _enough(rows), curves=curves if best else [], marks=published, axis=axis,
+        heads,
+        rows,
+        _enough(rows),
+        curves=curves if best else [],
+        marks=published,
+        axis=axis,
         more=_whole(found.profile),
-    )  # fmt: skip
+    )
 
 
 def advice_views(found: Advice) -> list[View]:

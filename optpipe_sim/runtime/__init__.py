@@ -4,8 +4,9 @@ torch is imported nowhere else in the project; beside users only the command lin
 
     from optpipe_sim.runtime import PipelineStep, profile_modules
 
-To see how a plan runs, read `program/program.py` (what each rank does), `execute/iteration.py` (what each step of it
-does), `execute/threads.py` or `streams.py` (when), and `model/stage.py` (the ops themselves).
+To see how a plan runs, read `program/program.py` (what each rank does), `execute/iteration.py` (what
+each step of it does), `execute/threads.py` or `streams.py` (when), and `model/stage.py` (the ops
+themselves).
 """
 
 from importlib import import_module

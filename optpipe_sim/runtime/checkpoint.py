@@ -1,6 +1,7 @@
-"""Checkpoints of stages by the names of the whole model: any number of stages can read them. Written whole or not at
-all: every stage goes into the folder of the step; once all are there, ``checkpoint.json`` names that folder, and the
-one before is removed. Whenever a run is killed, that file names a complete checkpoint.
+"""Checkpoints of stages by the names of the whole model: any number of stages can read them. Written
+whole or not at all: every stage goes into the folder of the step; once all are there,
+``checkpoint.json`` names that folder, and the one before is removed. Whenever a run is killed, that file
+names a complete checkpoint.
 """
 
 from __future__ import annotations

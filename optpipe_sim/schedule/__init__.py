@@ -45,8 +45,8 @@ class Schedule:
 
     Args:
         shape: devices, chunks, microbatches and placement.
-        programs: per device, its ops, as `Op` or in notation (``"F0.3"``); a forward and a backward that run as one op are one
-            entry, a `Pair` or ``"F2.7+BW2.4"``.
+        programs: per device, its ops, as `Op` or in notation (``"F0.3"``); a forward and a backward that
+            run as one op are one entry, a `Pair` or ``"F2.7+BW2.4"``.
         link_order: transfers in the order a shared link serves them, keyed by host-link group and
             direction (``"0/O"``, ``"0/R"``, or ``"0/OR"`` where one link serves both).
         meta: notes to keep with the schedule (plain data); not part of its identity.
@@ -173,8 +173,8 @@ class Schedule:
 
     @property
     def issued_split(self) -> bool:
-        """Whether it is run by the part of a trainer that splits backwards into B and W: it has a W, or its ``meta`` says so
-        of a plan that was free to (``issued``; see `execution.FAMILIES`)."""
+        """Whether it is run by the part of a trainer that splits backwards into B and W: it has a W, or
+        its ``meta`` says so of a plan that was free to (``issued``; see `execution.FAMILIES`)."""
         said = str(self.meta.get("issued", ""))
         return said.startswith("split") or bool((self.table[:, 0] == W).any())
 
@@ -267,7 +267,8 @@ class Schedule:
         """Return the row of `op` in `table`.
 
         Raises:
-            OptPipeError: where the schedule does not have it; names a backward with W in its place, or the other way round.
+            OptPipeError: where the schedule does not have it; names a backward with W in its place, or
+                the other way round.
         """
         row = self.row(op)
         if row < 0:
@@ -345,7 +346,8 @@ class Schedule:
         return Schedule.from_table(self.shape, **{**rows, **parts})
 
     def only(self, kept: np.ndarray, **changes: Any) -> Schedule:
-        """Return a copy with the rows of the table that are `kept` (a mask), and with the `changes` of `replace`."""
+        """Return a copy with the rows of the table that are `kept` (a mask), and with the `changes` of
+        `replace`."""
         lengths = np.bincount(self.devices[kept], minlength=self.shape.devices)
         rows = {
             "table": self.table[kept],
@@ -355,11 +357,12 @@ class Schedule:
         return self.replace(**{**rows, **changes})
 
     def parted(self) -> Schedule:
-        """Return the schedule with the halves of each pair as two ops, the forward first; how many pairs there were is noted in
-        ``meta["parted"]``.
+        """Return the schedule with the halves of each pair as two ops, the forward first; how many pairs
+        there were is noted in ``meta["parted"]``.
 
-        It runs under every limit under which this one does: each half waits for part of what the pair waits for, and what the two need
-        is what the pair needs less what the forward releases. What pairs hide is lost.
+        It runs under every limit under which this one does: each half waits for part of what the pair
+        waits for, and what the two need is what the pair needs less what the forward releases. What
+        pairs hide is lost.
         """
         if not self.has_pairs:
             return self
@@ -367,8 +370,8 @@ class Schedule:
         return self.replace(paired=np.zeros(len(self), bool), meta={**self.meta, "parted": pairs})
 
     def without_offloads(self, chosen: np.ndarray, **changes: Any) -> Schedule:
-        """Return a copy without the O's and R's of the `chosen` (stages, units) activations, in `link_order` too, and with
-        further `changes` of `replace`."""
+        """Return a copy without the O's and R's of the `chosen` (stages, units) activations, in
+        `link_order` too, and with further `changes` of `replace`."""
         _, stages, units = self.table.T
         links = {
             key: tuple(op for op in ops if not chosen[op.stage, self.shape.unit(op)])
@@ -475,8 +478,9 @@ def encode(shape: Shape, kind: Any, stage: Any, unit: Any) -> Any:
 def validate(schedule: Schedule) -> None:
     """Refuse a schedule whose ops are not exactly those of its shape.
 
-    Each (stage, unit) has one F and either B and W or BW, on the device of its stage; an
-    offload has its reload, and the other way round; what a C recomputes has a level. The order is not checked; a bad one deadlocks.
+    Each (stage, unit) has one F and either B and W or BW, on the device of its stage; an offload has its
+    reload, and the other way round; what a C recomputes has a level. The order is not checked; a bad one
+    deadlocks.
 
     Raises:
         InvalidSchedule: names the first op at fault.

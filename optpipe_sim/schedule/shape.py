@@ -65,8 +65,9 @@ class Shape:
     """`devices` p, `chunks` v per device, `microbatches` m, the device of each of the p*v stages,
     and how many `slices` each microbatch's sequence is cut into.
 
-    A *unit* passes through the pipeline as a whole: slice k of microbatch j is unit
-    ``j * slices + k``; without slices a unit is a microbatch. `placement` may be given as ``loop``, ``vee`` or a list; it is kept as a tuple.
+    A *unit* passes through the pipeline as a whole: slice k of microbatch j is unit ``j * slices + k``;
+    without slices a unit is a microbatch. `placement` may be given as ``loop``, ``vee`` or a list; it is
+    kept as a tuple.
 
     Raises:
         InvalidSchedule: for counts below 1 or a placement that does not fit them.

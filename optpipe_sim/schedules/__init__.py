@@ -36,7 +36,8 @@ class Entry:
         options: the options that users may give after a colon, with their parsers.
         title: its name as papers write it; empty: the name in capitals.
         runs: on ``one`` chunk per device, several in a ``loop``, two in a ``vee``.
-        keeps: what it holds for certain: ``all`` activations of a microbatch on a device before the first backward there;
+        keeps: what it holds for certain: ``all`` activations of a microbatch on a device before the
+            first backward there;
             ``in flight``: also those of the microbatches that 1F1B has under way, on one chunk; empty: less.
         offloads: it is nothing without a link to the host.
         plans: it chooses treatments for a memory limit. `recomputes`: also what is recomputed.
@@ -83,7 +84,12 @@ REGISTRY: dict[str, Entry] = {
     "gpipe": Entry("classic", "gpipe", title="GPipe", keeps=ALL, common=True, torch="GPipe"),
     "1f1b": Entry("classic", "one_f_one_b", keeps=IN_FLIGHT, common=True, torch="1F1B"),
     "1f1b-i": Entry(
-        "classic", "interleaved_1f1b", {**_GROUPED, **_PAIRS}, runs=_LOOP, keeps=ALL, common=True,
+        "classic",
+        "interleaved_1f1b",
+        {**_GROUPED, **_PAIRS},
+        runs=_LOOP,
+        keeps=ALL,
+        common=True,
         torch="Interleaved1F1B",
     ),
     "zb-h1": Entry("zero_bubble", "zb_h1", keeps=IN_FLIGHT, common=True),
@@ -96,8 +102,13 @@ REGISTRY: dict[str, Entry] = {
     "gis": Entry("gis", "gis", {**_GROUPED, **_STRETCHED, **_SLICES}, runs=_LOOP, keeps=ALL),
     "gis-h": Entry("gis", "gis_h", {**_CHUNKS, **_SLICES}, runs=_LOOP, keeps=ALL),
     "po": Entry(
-        "pipeoffload", "pipeoffload", {**_GROUPED, "offloaded": int, **_STRETCHED, **_SLICES},
-        title="PipeOffload", runs=_LOOP, offloads=True, slow=7,
+        "pipeoffload",
+        "pipeoffload",
+        {**_GROUPED, "offloaded": int, **_STRETCHED, **_SLICES},
+        title="PipeOffload",
+        runs=_LOOP,
+        offloads=True,
+        slow=7,
     ),
     "po-h": Entry(
         "pipeoffload", "po_h", {**_GROUPED, **_SLICES}, runs=_LOOP, offloads=True, slow=8
@@ -114,46 +125,87 @@ REGISTRY: dict[str, Entry] = {
     ),
     "seq-zb": Entry("sliced.seq1f1b", "seq_zb", _SLICES, keeps=IN_FLIGHT, sliced=True),
     "mepipe": Entry(
-        "sliced.seq1f1b", "mepipe", {**_CHUNKS, **_SLICES}, runs=_EITHER, keeps=IN_FLIGHT,
+        "sliced.seq1f1b",
+        "mepipe",
+        {**_CHUNKS, **_SLICES},
+        runs=_EITHER,
+        keeps=IN_FLIGHT,
         sliced=True,
     ),
     "slimpipe": Entry(
-        "sliced.seq1f1b", "slimpipe", {**_CHUNKS, **_SLICES}, runs=_EITHER, keeps=IN_FLIGHT,
-        sliced=True, exchanges=True,
+        "sliced.seq1f1b",
+        "slimpipe",
+        {**_CHUNKS, **_SLICES},
+        runs=_EITHER,
+        keeps=IN_FLIGHT,
+        sliced=True,
+        exchanges=True,
     ),
-    "sppo": Entry(
-        "sliced.sppo", "sppo", {"offloaded": int, **_SLICES}, offloads=True, sliced=True
-    ),
+    "sppo": Entry("sliced.sppo", "sppo", {"offloaded": int, **_SLICES}, offloads=True, sliced=True),
     "megatron-offload": Entry(
-        "megatron_offload", "megatron_offload",
+        "megatron_offload",
+        "megatron_offload",
         {**_GROUPED, "fraction": parse_share, "delta": parse_size},
-        title="Megatron offloading", runs=_EITHER, offloads=True,
+        title="Megatron offloading",
+        runs=_EITHER,
+        offloads=True,
     ),
     "kimi-k2": Entry(
         "kimi_k2", "kimi_k2", {**_GROUPED, **_PAIRS}, title="Kimi K2", runs=_LOOP, offloads=True
     ),
     "megatron-partial": Entry(
-        "checkpointing.partial", "partial_checkpoints",
+        "checkpointing.partial",
+        "partial_checkpoints",
         {**_GROUPED, "keep": int, "level": str, "limit": written_size},
-        title="Megatron partial checkpoints", runs=_EITHER, plans=True, recomputes=True,
+        title="Megatron partial checkpoints",
+        runs=_EITHER,
+        plans=True,
+        recomputes=True,
     ),
     "adapipe": Entry(
-        "checkpointing.adapipe", "adapipe", {"chunks": int, "limit": written_size},
-        title="AdaPipe", runs=_EITHER, plans=True, recomputes=True,
+        "checkpointing.adapipe",
+        "adapipe",
+        {"chunks": int, "limit": written_size},
+        title="AdaPipe",
+        runs=_EITHER,
+        plans=True,
+        recomputes=True,
     ),
     "mario": Entry(
-        "checkpointing.mario", "mario", {"chunks": int, "level": str, "limit": written_size},
-        title="Mario", runs=_EITHER, plans=True, recomputes=True, slow=11,
+        "checkpointing.mario",
+        "mario",
+        {"chunks": int, "level": str, "limit": written_size},
+        title="Mario",
+        runs=_EITHER,
+        plans=True,
+        recomputes=True,
+        slow=11,
     ),
     "adaoffload": Entry(
-        "adaoffload.adaoffload", "adaoffload", _PLANNED, title="AdaOffload",
-        runs=(*_EITHER, "vee"), offloads=True, plans=True, ours=True, slow=1, whole=True,
+        "adaoffload.adaoffload",
+        "adaoffload",
+        _PLANNED,
+        title="AdaOffload",
+        runs=(*_EITHER, "vee"),
+        offloads=True,
+        plans=True,
+        ours=True,
+        slow=1,
+        whole=True,
     ),
     "adaoffload-r": Entry(
-        "adaoffload.mixed", "mixed", _PLANNED, title="AdaOffload, recomputing",
-        runs=(*_EITHER, "vee"), plans=True, recomputes=True, ours=True, slow=2, whole=True,
+        "adaoffload.mixed",
+        "mixed",
+        _PLANNED,
+        title="AdaOffload, recomputing",
+        runs=(*_EITHER, "vee"),
+        plans=True,
+        recomputes=True,
+        ours=True,
+        slow=2,
+        whole=True,
     ),
-}  # fmt: skip
+}
 
 # Schedules that others are compared with, built on or searched among; no name stands outside of this room.
 PLAIN: Final = "1f1b"
@@ -190,8 +242,8 @@ WHOLE = those(lambda entry: not entry.sliced)  # sequences are not cut
 
 # what others call a schedule
 def names_in(family: str | None) -> tuple[str, ...]:
-    """Return the schedules of whole sequences whose orders a framework has: of Megatron-LM 1F1B and its interleaved form,
-    of torchtitan all that its CSV of orders holds; all of them without a family."""
+    """Return the schedules of whole sequences whose orders a framework has: of Megatron-LM 1F1B and its
+    interleaved form, of torchtitan all that its CSV of orders holds; all of them without a family."""
     if family == "megatron":
         return PLAIN, INTERLEAVED
     if family == "torchtitan":

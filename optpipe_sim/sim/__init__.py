@@ -30,8 +30,8 @@ def simulate(
         schedule: any schedule; the profile is re-chunked to its shape, and issued as its execution says.
         memory_limit: bytes per device (one number, or one per device); None: the profile's own.
         enforce: False replays without the limit, and reports the peak.
-        objective: what ``trace.cost_ns`` counts: ``flush`` or ``span``; None: what an iteration takes under the profile's
-            execution, ``flush`` where that is ideal.
+        objective: what ``trace.cost_ns`` counts: ``flush`` or ``span``; None: what an iteration takes
+            under the profile's execution, ``flush`` where that is ideal.
         engine: ``replay`` (compiled) or ``simpy`` (the discrete-event simulator; the same times, to
             the nanosecond).
         explain: False: ``replay`` raises a deadlock at once, without naming the ops that wait.
@@ -39,8 +39,8 @@ def simulate(
     Raises:
         InvalidSchedule: where ops are missing, doubled or misplaced, or do not fit the profile.
         OutOfMemory: where the limit is below what any schedule of this shape needs.
-        Deadlock: where the program cannot continue: first by how much it exceeds the limit and what would fit, if it
-            continues without the limit; then the ops that wait.
+        Deadlock: where the program cannot continue: first by how much it exceeds the limit and what
+            would fit, if it continues without the limit; then the ops that wait.
     """
     require("schedule", schedule, Schedule, "make one with build(NAME, profile, microbatches)")
     require("profile", profile, CostProfile, "read one with load_profile(PATH)")

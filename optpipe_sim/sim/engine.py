@@ -48,8 +48,8 @@ class _Memory:
                 self.advance()
 
     def advance(self) -> None:
-        """Grant memory in order, as far as it suffices. A compute op requests memory when it could start, an R when its anchor
-        starts."""
+        """Grant memory in order, as far as it suffices. A compute op requests memory when it could
+        start, an R when its anchor starts."""
         run, queue = self.run, self.queue
         while self.head < len(queue):
             row = queue[self.head]
@@ -263,8 +263,8 @@ class _Run:
         return event
 
     def finish(self, row: int, sending: int = 0) -> None:
-        """End an op: send its message, after another one for `sending` ns, release its memory, wake the processes that wait
-        for it."""
+        """End an op: send its message, after another one for `sending` ns, release its memory, wake the
+        processes that wait for it."""
         now = self.end[row] = self.now
         target = self.sends_to[row]
         if target >= 0:

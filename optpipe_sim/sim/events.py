@@ -69,7 +69,8 @@ def _wake_link(s, link):
 
 @step
 def _send(ops, world, s, row, now):
-    """Send the message of a compute op, if it has one: record when it arrives; returns until when the stream is busy with it."""
+    """Send the message of a compute op, if it has one: record when it arrives; returns until when the
+    stream is busy with it."""
     if s.target[row] < 0:
         return now
     depart = now

@@ -13,8 +13,9 @@ from .replay import run_replay
 def excess(
     schedule: Schedule, profile: CostProfile, limits: tuple[int, ...], objective: str
 ) -> str | None:
-    """Return by how much a schedule exceeds the limits under which it deadlocks, the limit that it needs, and the level of
-    recomputation with which it is fastest and fits, as replayed. None where it deadlocks under any limit."""
+    """Return by how much a schedule exceeds the limits under which it deadlocks, the limit that it
+    needs, and the level of recomputation with which it is fastest and fits, as replayed. None where it
+    deadlocks under any limit."""
     try:
         trace = _replay(schedule, profile, None, objective)
     except Deadlock:

@@ -35,8 +35,9 @@ class Interference:
 
     Attributes:
         stages: per stage, by op and situation (``d2h``, ``h2d``, ``both``: beside copies that way;
-            ``message``: beside copies within the device, as fast as its memory is; ``idle``: after an idle gap) the op's duration
-            over that alone. Messages are not among what the replay is corrected by.
+            ``message``: beside copies within the device, as fast as its memory is; ``idle``: after an
+            idle gap) the op's duration over that alone. Messages are not among what the replay is
+            corrected by.
         copies: by direction, the duration of a copy while the other direction copies too, over that without.
         idle_ns: how long the gap was.
     """

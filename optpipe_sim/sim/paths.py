@@ -16,9 +16,9 @@ from ..compiled import compiled, step
 def program_edges(kinds, asks, sending, offsets, shared):
     """Return the edges that follow from the order of the programs, and the number of R's.
 
-    A kind of -1 is a row that is part of the one before. Node ``len(kinds) + k`` is the grant of the k-th R. `asks`: per row, whether it is granted memory
-    in program order. `sending`: per row, how long its message keeps the compute stream busy, ns.
-    Returns (source, at_end, target, lag) arrays.
+    A kind of -1 is a row that is part of the one before. Node ``len(kinds) + k`` is the grant of the
+    k-th R. `asks`: per row, whether it is granted memory in program order. `sending`: per row, how long
+    its message keeps the compute stream busy, ns. Returns (source, at_end, target, lag) arrays.
     """
     size = len(kinds)
     source = np.empty(4 * size, np.int64)

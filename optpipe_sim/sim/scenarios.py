@@ -110,10 +110,11 @@ def scenario_bounds(
 ) -> np.ndarray:
     """Return a lower bound per scenario, in ns, for the cost of any schedule in it, (samples,) int64.
 
-    The bound `bounds.bounds.naive`, sample by sample: a device does all its work, with
-    each backward as the cheaper of B + W and BW, and starts (for ``flush``) no earlier than the
-    fastest microbatch reaches its first stage. A backward in a pair, which scatters as its forward does, takes at least its time less what the
-    pair hides, times the least factor of any forward of its device. The rounding error, a ns per op, is subtracted.
+    The bound `bounds.bounds.naive`, sample by sample: a device does all its work, with each backward as
+    the cheaper of B + W and BW, and starts (for ``flush``) no earlier than the fastest microbatch
+    reaches its first stage. A backward in a pair, which scatters as its forward does, takes at least its
+    time less what the pair hides, times the least factor of any forward of its device. The rounding
+    error, a ns per op, is subtracted.
     """
     size = len(scenarios)
     place = np.array(profile.placement)
@@ -136,7 +137,8 @@ def scenario_bounds(
 
 
 def _in_pairs(profile: CostProfile, scenarios: Scenarios, durations: np.ndarray) -> np.ndarray:
-    """Return what each backward adds at least to a forward that it is one op with, W included, (samples, stages, microbatches) ns."""
+    """Return what each backward adds at least to a forward that it is one op with, W included, (samples,
+    stages, microbatches) ns."""
     place = np.array(profile.placement)
     together = place[:, None] == place
     hidden = np.where(together, profile.hidden_ns(*np.indices(together.shape)), 0).max(axis=0)

@@ -1,5 +1,5 @@
-"""What may be chosen beside the order of ops: the chunks, placements and slices that are tried if they are free, the
-problem of each, and how a bound names them all."""
+"""What may be chosen beside the order of ops: the chunks, placements and slices that are tried if they
+are free, the problem of each, and how a bound names them all."""
 
 from __future__ import annotations
 

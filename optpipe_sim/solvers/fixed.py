@@ -83,10 +83,12 @@ def best_rule(
     seconds: float = ENOUGH_S,
     workers: int = 1,
 ) -> Best | None:
-    """Return the fastest published schedule that fits, with any number of chunks up to one layer per stage, any value
-    of its options, and any one level of recomputation: the best rule. None where none that fits was found in time.
+    """Return the fastest published schedule that fits, with any number of chunks up to one layer per
+    stage, any value of its options, and any one level of recomputation: the best rule. None where none
+    that fits was found in time.
 
-    AdaOffload is not one, as it plans for the limit. On sliced costs the schedules of whole sequences run slice by slice.
+    AdaOffload is not one, as it plans for the limit. On sliced costs the schedules of whole sequences
+    run slice by slice.
 
     Args:
         limits: bytes per device; None: no limit.

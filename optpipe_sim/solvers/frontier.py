@@ -34,8 +34,9 @@ class Point:
         result: see `SolveResult`; None if no schedule was found.
         status: that of the result, else ``infeasible`` (proven) or ``unknown``.
         reason: one line that says why there is no result.
-        fixed: the fastest published schedule that fits, over every value of its options (see `fixed.best_rule`),
-            and its cost (the pipeline's time) in ns; None if none fits. `untried`: the rules for such schedules that time did not allow.
+        fixed: the fastest published schedule that fits, over every value of its options (see
+            `fixed.best_rule`), and its cost (the pipeline's time) in ns; None if none fits. `untried`:
+            the rules for such schedules that time did not allow.
         family: the same of the fastest schedule of a framework's family; None as well if none was asked for.
         fixed_iteration_ns, family_iteration_ns: the time of an iteration of the two, the rest of it included.
     """
@@ -85,7 +86,8 @@ class Point:
 
     @property
     def is_toss_up(self) -> bool:
-        """Whether the best published schedule may in reality be as fast, by the errors of differences under the execution."""
+        """Whether the best published schedule may in reality be as fast, by the errors of differences
+        under the execution."""
         trace = None if self.result is None else self.result.trace
         if trace is None or self.fixed_iteration_ns is None:
             return False
@@ -167,8 +169,8 @@ def frontier(
     Args:
         limits: memory limits in bytes; each applies to every device.
         time_limit: seconds for each limit.
-        schedules: names of published schedules to compare with, as they are; None: all of them, with every value of
-            their options.
+        schedules: names of published schedules to compare with, as they are; None: all of them, with
+            every value of their options.
         family: called with the profile under each limit; returns the fastest schedule of some family, by
             name, and its replay, to compare with; None if none fits. What fits a limit fits the next.
         on_point: called with each finished point. `on_incumbent, on_wait`: as for `solve`.
@@ -206,9 +208,14 @@ def frontier(
             if found is not None:
                 return Point(limit, found, found.status)
         result = solve(
-            profile, microbatches, size_text(limit), **vars(settings), on_incumbent=on_incumbent,
-            on_wait=on_wait, warm_start=before.schedule if before and not shapes else None,
-        )  # fmt: skip
+            profile,
+            microbatches,
+            size_text(limit),
+            **vars(settings),
+            on_incumbent=on_incumbent,
+            on_wait=on_wait,
+            warm_start=before.schedule if before and not shapes else None,
+        )
         if before is not None:
             result = _with_schedule(result, before.trace, before.engine, limit)
         return Point(limit, result, result.status)
@@ -241,10 +248,7 @@ def frontier(
                 break
     except KeyboardInterrupt:
         interrupted = True
-    return Frontier(
-        profile, microbatches, objective, _levelled(points), known,
-        interrupted, shapes,
-    )  # fmt: skip
+    return Frontier(profile, microbatches, objective, _levelled(points), known, interrupted, shapes)
 
 
 def _best_published(
@@ -316,9 +320,14 @@ def _finished(
         return None
     bound = entry.bound * entry.problem.time_unit_ns
     result = make_result(
-        problem, "cache", entry.schedule, bound, entry.bound_name, 0.0,
+        problem,
+        "cache",
+        entry.schedule,
+        bound,
+        entry.bound_name,
+        0.0,
         info={"found_by": "cache", "spent_s": entry.seconds},
-    )  # fmt: skip
+    )
     worse = before is not None and before.objective_ns < result.objective_ns
     close = within(result.objective_ns, result.lower_bound_ns, options.gap)
     enough = close or entry.seconds >= options.time_limit
@@ -345,7 +354,8 @@ def _levelled(points: list[Point]) -> list[Point]:
 def _with_schedule(
     result: SolveResult, other: Trace | None, engine: str, limit: int
 ) -> SolveResult:
-    """Return a result with the schedule of another limit, or of a rule, with its own chunks, if that is better and fits."""
+    """Return a result with the schedule of another limit, or of a rule, with its own chunks, if that is
+    better and fits."""
     assert other is not None
     if other.cost_ns >= result.objective_ns or max(other.peak_bytes) > limit:
         return result

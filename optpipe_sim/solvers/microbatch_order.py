@@ -1,7 +1,7 @@
 """The order of microbatches that differ: a local search over which of them takes which place in a schedule.
 
-Annealing moves single ops; that two microbatches change places everywhere is a step of thousands of these, through plans that are
-worse. Here it is one step, and a replay says what it is worth.
+Annealing moves single ops; that two microbatches change places everywhere is a step of thousands of
+these, through plans that are worse. Here it is one step, and a replay says what it is worth.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ PATIENCE = 8  # rounds of as many changes as microbatches without any gain, then
 
 
 def relabelled(schedule: Schedule, place: Sequence[int]) -> Schedule:
-    """Return the schedule with microbatch `j` in the place of microbatch ``place[j]``, in all programs, levels and link orders."""
+    """Return the schedule with microbatch `j` in the place of microbatch ``place[j]``, in all programs,
+    levels and link orders."""
     shape = schedule.shape
     taken = np.empty(shape.microbatches, np.int64)
     taken[np.asarray(place)] = np.arange(shape.microbatches)  # who has each place
@@ -47,8 +48,8 @@ def best_order(
     over: Callable[[], bool] = lambda: False,
     seed: int = 0,
 ) -> Schedule:
-    """Return the schedule with its microbatches in the best order that was found; the schedule itself where none is better
-    or fits.
+    """Return the schedule with its microbatches in the best order that was found; the schedule itself
+    where none is better or fits.
 
     Args:
         over: called before each replay; tells whether to stop.

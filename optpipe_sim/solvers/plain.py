@@ -45,8 +45,9 @@ def plain_plans(
     objective: str = "flush",
     names: Sequence[str] | None = None,
 ) -> Iterator[PlainPlan]:
-    """Yield the plain plans that fit without waiting for memory, which no framework does, the plainest first: 1F1B, interleaved 1F1B with its usual group and ever more chunks, then
-    the other schedules that frameworks have by name; each with the given layers per stage, nothing recomputed, or all of it.
+    """Yield the plain plans that fit without waiting for memory, which no framework does, the plainest
+    first: 1F1B, interleaved 1F1B with its usual group and ever more chunks, then the other schedules
+    that frameworks have by name; each with the given layers per stage, nothing recomputed, or all of it.
 
     Args:
         names: only these schedules; None: all.
@@ -73,8 +74,8 @@ def plain_plans(
 
 
 def plainest(plans: Sequence[PlainPlan], best: Trace) -> PlainPlan | None:
-    """Return the plainest of some plans whose iteration is at most `WITHIN` longer than the best's, else the fastest of them; None
-    if there is none, or the best is such a plan."""
+    """Return the plainest of some plans whose iteration is at most `WITHIN` longer than the best's, else
+    the fastest of them; None if there is none, or the best is such a plan."""
     if any(one.trace.schedule == best.schedule for one in plans):
         return None
     most = best.iteration_ns * (1 + WITHIN)

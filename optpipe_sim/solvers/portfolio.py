@@ -1,7 +1,8 @@
 """The portfolio of `solve`: the problems of all shapes share its time, its incumbent and its bound.
 
-One loop for one problem and for many: what the cache knows, AdaOffload and the published schedules come first; then
-the engines race on the most promising problems in turns; then what is useless in the best schedule is dropped.
+One loop for one problem and for many: what the cache knows, AdaOffload and the published schedules come
+first; then the engines race on the most promising problems in turns; then what is useless in the best
+schedule is dropped.
 """
 
 from __future__ import annotations
@@ -132,7 +133,8 @@ class Portfolio:
 
     Attributes:
         races: one per problem.
-        whole: the best schedule of all and its problem, and the least of the bounds; of a single problem it is its race.
+        whole: the best schedule of all and its problem, and the least of the bounds; of a single problem
+            it is its race.
         reasons: why problems have no schedule, in one line each.
     """
 
@@ -146,9 +148,13 @@ class Portfolio:
         self.options = options
         self.reasons: list[str] = []
         self.whole = whole = Race(
-            problems[0], options.gap, save=hooks.save, on_incumbent=hooks.on_incumbent,
-            watch=hooks.watch, compiling_s=compiling_s,
-        )  # fmt: skip
+            problems[0],
+            options.gap,
+            save=hooks.save,
+            on_incumbent=hooks.on_incumbent,
+            watch=hooks.watch,
+            compiling_s=compiling_s,
+        )
         self.alone = len(problems) == 1
         self.races = (
             [whole] if self.alone else [Race(one, whole.gap, whole.began) for one in problems]
@@ -195,9 +201,9 @@ class Portfolio:
                 recall(race, kept)
 
     def solve_without_copies(self) -> None:
-        """Offer the result of `solve` without offloading, in a share of the time, where several problems choose among all
-        treatments and links are shared: there the search only approximates copies (`anneal.stand_ins`), and may end
-        worse than a search without them."""
+        """Offer the result of `solve` without offloading, in a share of the time, where several problems
+        choose among all treatments and links are shared: there the search only approximates copies
+        (`anneal.stand_ins`), and may end worse than a search without them."""
         seconds = SIMPLER_SHARE * self.options.time_limit
         approximates = any(
             race.problem.may_recompute and shares_links(race.problem) for race in self.races
@@ -226,7 +232,8 @@ class Portfolio:
                     raise KeyboardInterrupt
 
     def run(self, cold: bool, given: bool) -> None:
-        """Try AdaOffload and the published schedules, let the engines compete, and tidy up, until the time limit or a proof.
+        """Try AdaOffload and the published schedules, let the engines compete, and tidy up, until the
+        time limit or a proof.
 
         Args:
             cold: the engines start without a schedule. given: whether the caller gave one that fits; one from the
@@ -248,8 +255,9 @@ class Portfolio:
             self._tidy()
 
     def _first(self, until: float, given: bool) -> None:
-        """Try AdaOffload, then the published schedules with every value of their options, each for a share of the time; of
-        several problems then AdaOffload with levels chosen stage by stage on the most promising."""
+        """Try AdaOffload, then the published schedules with every value of their options, each for a
+        share of the time; of several problems then AdaOffload with levels chosen stage by stage on the
+        most promising."""
         whole, options = self.whole, self.options
         processes = 1 if options.evaluations is not None else options.workers or cpu_count() or 1
         if not self.alone:
@@ -286,8 +294,8 @@ class Portfolio:
     # -- the engines -------------------------------------------------------------------------------------
 
     def _compete(self, race: Race, seconds: float, cold: bool, brief: bool) -> None:
-        """Let the engines compete on one problem, from its best schedule so far; the error of one of several problems is
-        noted."""
+        """Let the engines compete on one problem, from its best schedule so far; the error of one of
+        several problems is noted."""
         until = race.seconds + seconds
         try:
             if not self.alone:
@@ -309,7 +317,8 @@ class Portfolio:
                 race.notify()
 
     def turns(self, time_limit: float) -> Iterator[tuple[Race, float, bool]]:
-        """Yield the race to run next, for how many seconds, and whether it may have another turn: successive halving.
+        """Yield the race to run next, for how many seconds, and whether it may have another turn:
+        successive halving.
 
         In each round the most promising problems (see `promise`) have equal parts of the round's time,
         and fewer go on to the next. Those whose bound rules them out are skipped, rounds too short

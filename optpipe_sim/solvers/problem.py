@@ -154,8 +154,9 @@ def make_problem(
         treatments: the allowed treatments of an activation, out of ``keep, offload, recompute``;
             None: all that the profile has. The others are removed from the problem's profile.
         per_stage: all microbatches of a stage must have the same treatment.
-        pairs: whether a forward and a backward may run as one op; None: where the execution has that, or, where it is
-            ideal, where the profile says what pairs hide. Where not, the problem's profile has no `pair_hidden`.
+        pairs: whether a forward and a backward may run as one op; None: where the execution has that,
+            or, where it is ideal, where the profile says what pairs hide. Where not, the problem's
+            profile has no `pair_hidden`.
 
     Raises:
         OutOfMemory: if the limit is below what one microbatch needs; names the least limit.
@@ -189,9 +190,9 @@ def schedule_from_times(
     """Make the schedule of a feasible timing: ops in order of start time, shared links in the order
     of service.
 
-    With plain (latency) links its replay is no later than the timing, op by op, and keeps the
-    limit. Of two ops that start together the shorter goes first, so that an op of zero duration
-    precedes the ops that depend on it. `recompute`: the levels of recomputation, if any; `pairs`: the backward of each
+    With plain (latency) links its replay is no later than the timing, op by op, and keeps the limit. Of
+    two ops that start together the shorter goes first, so that an op of zero duration precedes the ops
+    that depend on it. `recompute`: the levels of recomputation, if any; `pairs`: the backward of each
     forward that is one op with it.
     """
     pairs = pairs or {}

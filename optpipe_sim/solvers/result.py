@@ -40,9 +40,10 @@ class SolveResult:
         seconds: wall time. `variables`, `constraints`: size of the model, if there is one.
         incumbents: (seconds, objective in ns) of each incumbent.
         bounds: (seconds, ns) of each improvement of the bound.
-        info: further results of the engine, as plain data. ``found_by``: the method that found the schedule (an engine
-            has several), or the published schedule that it is. ``compiling_s``: what compiling the engines took, once, before the clock started. ``untried``: how many rules of published
-            schedules there was no time for; 0: no published schedule that fits is faster.
+        info: further results of the engine, as plain data. ``found_by``: the method that found the
+            schedule (an engine has several), or the published schedule that it is. ``compiling_s``: what
+            compiling the engines took, once, before the clock started. ``untried``: how many rules of
+            published schedules there was no time for; 0: no published schedule that fits is faster.
     """
 
     status: str

@@ -198,14 +198,19 @@ def solve_robust(
             on_incumbent(schedule, cost)
 
     nominal = solve(
-        profile, microbatches, memory_limit,
+        profile,
+        microbatches,
+        memory_limit,
         **vars(replace(settings, time_limit=NOMINAL * time_limit)),
-        warm_start=warm_start, on_incumbent=found, watch=watch, on_wait=on_wait, save=save,
-    )  # fmt: skip
+        warm_start=warm_start,
+        on_incumbent=found,
+        watch=watch,
+        on_wait=on_wait,
+        save=save,
+    )
     assert nominal.schedule is not None
-    until = began + time_limit
     entries, tried, interrupted = _search(
-        problem, noise, quantile, nominal, seen, until, time_limit, seed
+        problem, noise, quantile, nominal, seen, began + time_limit, time_limit, seed
     )
     try:
         with ctrl_c_later():  # at least a moment, or there is no result

@@ -1,5 +1,5 @@
-"""The engine ``search``: greedy runs with searched settings, then annealing from the best of them; if activations may be recomputed,
-first for fixed levels, then of order and treatments together."""
+"""The engine ``search``: greedy runs with searched settings, then annealing from the best of them; if
+activations may be recomputed, first for fixed levels, then of order and treatments together."""
 
 from __future__ import annotations
 
@@ -59,8 +59,9 @@ def run(
     """Search from the best of many starts.
 
     Args:
-        chosen: of a problem with treatments the result of `first_starts`, if known. `part`: the number of this search and the
-            total of parallel searches, which share these starts. `brief`: anneal from these as they are.
+        chosen: of a problem with treatments the result of `first_starts`, if known. `part`: the number
+            of this search and the total of parallel searches, which share these starts. `brief`: anneal
+            from these as they are.
     """
     if treats(problem):
         _with_treatments(problem, report, start, options, bound_ns, others, chosen, part, brief)
@@ -206,8 +207,8 @@ def _with_treatments(
     part: tuple[int, int],
     brief: bool,
 ) -> None:
-    """Search for order and treatments: from fixed levels, each improved by greedy runs and annealing, then annealing of both
-    together."""
+    """Search for order and treatments: from fixed levels, each improved by greedy runs and annealing,
+    then annealing of both together."""
     seconds, evaluations, seed = options.time_limit, options.evaluations, options.seed
     began = time.monotonic()
 
@@ -293,9 +294,11 @@ def _ordered(
 def _sliced_starts(problem: Problem) -> list[Schedule]:
     """The best few of the schedules over slices that fit."""
     built = chain(
-        one_at_a_time(problem), few_in_flight(problem), sliced_schedules(problem),
+        one_at_a_time(problem),
+        few_in_flight(problem),
+        sliced_schedules(problem),
         *(sliced_schedules(problem, level) for level in levels_of(problem)),
-    )  # fmt: skip
+    )
     traces = [trace for _, each in built if (trace := problem.keeps(each)) is not None]
     return [trace.schedule for trace in sorted(traces, key=lambda trace: trace.cost_ns)[:MOST]]
 

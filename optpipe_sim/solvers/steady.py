@@ -1,7 +1,8 @@
 """Plans that stay good when costs are off: what each of several plans loses to the best of them, draw by draw.
 
-The difference between two plans is less certain than the search that found it (docs/how-true.md). Where it is a toss-up, the
-plan to run is one that loses little whatever turns out to be true, leaves memory, and is plain.
+The difference between two plans is less certain than the search that found it (docs/how-true.md). Where
+it is a toss-up, the plan to run is one that loses little whatever turns out to be true, leaves memory,
+and is plain.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ PARTS = 64  # of the model, from the first layer to the last, each with a factor
 
 
 class Draw(NamedTuple):
-    """Costs that may be true: the execution, factors of the times of copies and messages, and of compute along the model."""
+    """Costs that may be true: the execution, factors of the times of copies and messages, and of compute
+    along the model."""
 
     execution: Execution
     copies: Fraction
@@ -53,7 +55,8 @@ class Standing(NamedTuple):
 
     Attributes:
         plan: its name and its replay at the given costs.
-        regret: how much longer it takes than the fastest of the plans, the mean over the draws; `worst`: the most in any.
+        regret: how much longer it takes than the fastest of the plans, the mean over the draws; `worst`:
+            the most in any.
         first: the share of the draws in which no other is faster.
     """
 
@@ -73,8 +76,9 @@ class Standing(NamedTuple):
 
 
 def draws(profile: CostProfile, count: int, seed: int = 0) -> list[Draw]:
-    """Draw costs that may be true in the place of a profile's: its execution with other times per op and message, or, where it is
-    ideal, one that ships; other rates of copies and messages; and stages that differ. The same seed gives the same draws."""
+    """Draw costs that may be true in the place of a profile's: its execution with other times per op and
+    message, or, where it is ideal, one that ships; other rates of copies and messages; and stages that
+    differ. The same seed gives the same draws."""
     chance = random.Random(seed)
     kinds = [IDEAL, *map(load_execution, shipped_names())]
 
@@ -164,8 +168,9 @@ class Beside(NamedTuple):
     """What stands beside the best plan.
 
     Attributes:
-        plainest: see `plain.plainest`. best: how the best plan stands when costs are off. steady: how the plan to run does; it
-            may be the best. `plans`: how many were compared, `draws`: at how many costs that may be true.
+        plainest: see `plain.plainest`. best: how the best plan stands when costs are off. steady: how
+            the plan to run does; it may be the best. `plans`: how many were compared, `draws`: at how
+            many costs that may be true.
     """
 
     plainest: PlainPlan | None
@@ -211,13 +216,14 @@ def beside(
 
 
 def toss_up(trace: Trace) -> float:
-    """Return by how much two plans may differ, as a share, that are as likely the one as the other to be faster."""
+    """Return by how much two plans may differ, as a share, that are as likely the one as the other to be
+    faster."""
     return trace.profile.execution_notes["between"] or IDEAL.between or 0.0
 
 
 def steadiest(found: Sequence[Standing], limits: Sequence[int] | None = None) -> Standing:
-    """Return the plan to run: of those with the least mean regret (within `ALIKE`) one that leaves `SPARE` of the limit, or else the
-    most; of these the plainest, then the one with the least regret."""
+    """Return the plan to run: of those with the least mean regret (within `ALIKE`) one that leaves
+    `SPARE` of the limit, or else the most; of these the plainest, then the one with the least regret."""
     least = min(one.regret for one in found)
     alike = [one for one in found if one.regret <= least + ALIKE]
     wanted = min(SPARE, max(_left(one, limits) for one in alike))

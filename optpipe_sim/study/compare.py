@@ -88,8 +88,9 @@ class Row:
 
     @property
     def difference_interval(self) -> tuple[float, float] | None:
-        """The interval of how much longer it takes in reality than the fastest that fits, relative to that, in four cases of five, by
-        the errors of the execution on published runs; None where these are not known, and for the fastest itself."""
+        """The interval of how much longer it takes in reality than the fastest that fits, relative to
+        that, in four cases of five, by the errors of the execution on published runs; None where these
+        are not known, and for the fastest itself."""
         difference = self._difference
         return None if difference is None else self.trace.profile.difference_interval(difference)
 
@@ -199,7 +200,8 @@ def compare(
     Args:
         schedules: names (``gis:group=6``) or schedules; None: every one of the registry.
         memory_limit: bytes per device (one number, or one per device); None: the profile's own.
-        objective: ``flush`` or ``span``, see `Trace.cost_ns`; None: what an iteration takes under the profile's execution.
+        objective: ``flush`` or ``span``, see `Trace.cost_ns`; None: what an iteration takes under the
+            profile's execution.
         time_limit: seconds for each schedule that is found by a search (``optpipe``).
         treatments: the allowed treatments of activations, out of ``keep, offload, recompute``. With
             ``recompute`` every schedule is also compared with each level of recomputation of the

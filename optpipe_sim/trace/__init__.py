@@ -195,13 +195,14 @@ class Trace:
 
     @property
     def iteration_ns(self) -> int:
-        """The time of an iteration, as the trainer's log shows it: the cost, which is the pipeline's time, and what the
-        profile knows beside it; see `profile.iteration.iteration_ns`."""
+        """The time of an iteration, as the trainer's log shows it: the cost, which is the pipeline's
+        time, and what the profile knows beside it; see `profile.iteration.iteration_ns`."""
         return round(iteration_ns(self.profile, self.cost_ns))
 
     @property
     def iteration_interval_ns(self) -> tuple[int, int] | None:
-        """The interval that holds the measured time of four iterations in five, see `CostProfile.time_interval`."""
+        """The interval that holds the measured time of four iterations in five, see
+        `CostProfile.time_interval`."""
         interval = self.profile.time_interval
         if interval is None:
             return None
@@ -336,8 +337,8 @@ class Trace:
 
     @property
     def flops_per_s(self) -> float | None:
-        """Model FLOPs per second and GPU, every attention score counted and no recomputation, as Megatron-LM logs them;
-        None where the profile does not know them."""
+        """Model FLOPs per second and GPU, every attention score counted and no recomputation, as
+        Megatron-LM logs them; None where the profile does not know them."""
         flops = iteration_flops(self.profile, self.schedule.shape.microbatches)
         return None if flops is None else flops / (self.iteration_ns * 1e-9)
 

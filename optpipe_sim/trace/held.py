@@ -14,9 +14,10 @@ PARTS = (*STATIC, "activations", "reserve")
 def memory_parts(profile: CostProfile, peak_bytes: tuple[int, ...]) -> list[dict[str, int]] | None:
     """Return the `PARTS` of each device's peak, in bytes, which add up to it.
 
-    *Reserve* is what else is static: working memory of kernels, buffers, and with ZeRO 3 gathered weights. *Activations* are
-    what the schedule holds at the peak. None where the profile does not say what its stages' static bytes are made of
-    (``static_by_stage`` of its `meta`, which `estimate` writes), or says it of other stages.
+    *Reserve* is what else is static: working memory of kernels, buffers, and with ZeRO 3 gathered
+    weights. *Activations* are what the schedule holds at the peak. None where the profile does not say
+    what its stages' static bytes are made of (``static_by_stage`` of its `meta`, which `estimate`
+    writes), or says it of other stages.
     """
     by_stage: Any = profile.meta.get("static_by_stage")
     if profile.memory_unknown or not by_stage or len(by_stage) != len(profile.stages):

@@ -1,10 +1,11 @@
 """The compiled layered search over the schedules of one device: as `best_first`, with few nodes per set of counts.
 
-All nodes with the same counts of started ops are in one *layer*, which every move leaves for a later one. So the
-layers can be taken in turn. When more than ``width`` nodes with the same counts are left that do not dominate each
-other, two of them are merged into one that dominates both: each time the earlier of the two. Such a node need not belong to
-any schedule, but whatever can follow one of the two can follow it no later, so that the least cost that is found bounds all
-schedules. The more nodes are allowed, the fewer are merged.
+All nodes with the same counts of started ops are in one *layer*, which every move leaves for a later
+one. So the layers can be taken in turn. When more than ``width`` nodes with the same counts are left
+that do not dominate each other, two of them are merged into one that dominates both: each time the
+earlier of the two. Such a node need not belong to any schedule, but whatever can follow one of the two
+can follow it no later, so that the least cost that is found bounds all schedules. The more nodes are
+allowed, the fewer are merged.
 
 All times ns, all memory bytes, int64; nothing here allocates.
 """

@@ -1,9 +1,9 @@
 """The compiled rules of `search`: the moves of one device whose activations are kept, offloaded or recomputed.
 
-Each activation has a level of recomputation; the first one is kept whole, and where nothing can be recomputed it is the
-only one. A node has, after the fields of `best_first`, per stage the F's, backwards and weight gradients that have
-started; then per stage and level how many activations wait where F left them, on the host and reloaded; then the ends
-of the F's of those that wait.
+Each activation has a level of recomputation; the first one is kept whole, and where nothing can be
+recomputed it is the only one. A node has, after the fields of `best_first`, per stage the F's, backwards
+and weight gradients that have started; then per stage and level how many activations wait where F left
+them, on the host and reloaded; then the ends of the F's of those that wait.
 
 All times ns, all memory bytes, int64; nothing here allocates.
 """
@@ -346,8 +346,8 @@ def _is_whole(node, case):
 
 @step
 def _find_starts(node, starts, case):
-    """Fill in when each move can start; returns when the first one that may go first could have ended: a W or, where
-    that takes and releases the same whichever activation it is of, a backward."""
+    """Fill in when each move can start; returns when the first one that may go first could have ended: a
+    W or, where that takes and releases the same whichever activation it is of, a backward."""
     cut = np.int64(NEVER)
     for code in range(case.stages * case.levels):
         s, level = code // case.levels, code % case.levels
@@ -380,9 +380,17 @@ def _is_needless(option, starts, cut, case):
 def search(case: Case, room: Room) -> tuple[int, int, int]:
     """Search one device; returns (bound, nodes made, FULL, DONE or GOAL_REACHED), see `best_first`."""
     return best_first(  # type: ignore[no-any-return]
-        case, room, _is_whole, _find_starts, _is_needless, _move, _estimate, _hash_counts,
-        _same_counts, _no_worse,
-    )  # fmt: skip
+        case,
+        room,
+        _is_whole,
+        _find_starts,
+        _is_needless,
+        _move,
+        _estimate,
+        _hash_counts,
+        _same_counts,
+        _no_worse,
+    )
 
 
 @step
@@ -421,6 +429,19 @@ def _merge(one, into, case):
 def search_layers(case: Case, layers: Layers, width: int, most: int) -> tuple[int, int, bool]:
     """Search one device in layers; see `layers.layered`."""
     return layered(  # type: ignore[no-any-return]
-        case, layers, width, most, _is_whole, _find_starts, _is_needless, _move, _estimate, _hash_counts,
-        _same_counts, _no_worse, _layer_of, _distance, _merge,
-    )  # fmt: skip
+        case,
+        layers,
+        width,
+        most,
+        _is_whole,
+        _find_starts,
+        _is_needless,
+        _move,
+        _estimate,
+        _hash_counts,
+        _same_counts,
+        _no_worse,
+        _layer_of,
+        _distance,
+        _merge,
+    )

@@ -17,10 +17,11 @@ microbatch that is; all are alike.
   u before s are still to start, the first of them only a chain later; all of them with their
   weight gradients end no sooner than the makespan, nor does the last of them, but for the W's that memory
   can hold back, and the chain below u.
-- **Follows** (makespan only): when the n-th F of s has ended, m - n + 1 backwards are a delay away, so the n-th one
-  is. A device e with stages after s starts m - n + 1 of their F's and of the backwards of all its stages only a chain
-  later; all of them with their weight gradients end no sooner than the makespan, nor does the last backward,
-  but for the W's that memory can hold back, and the chain below it.
+- **Follows** (makespan only): when the n-th F of s has ended, m - n + 1 backwards are a delay away, so
+  the n-th one is. A device e with stages after s starts m - n + 1 of their F's and of the backwards of
+  all its stages only a chain later; all of them with their weight gradients end no sooner than the
+  makespan, nor does the last backward, but for the W's that memory can hold back, and the chain below
+  it.
 
 For a span the clock starts with d's first F, of s_1. Stages after s_1 start no sooner than the chain from
 there, so only their work counts; there are no tails.
@@ -216,8 +217,8 @@ class _Around:
         return best
 
     def follows(self, s: int) -> np.ndarray:
-        """Return (m,) the least time from the end of the n-th F of s to the makespan, as the devices with stages after
-        it tell."""
+        """Return (m,) the least time from the end of the n-th F of s to the makespan, as the devices
+        with stages after it tell."""
         costs, chains = self.profile.stages, self.chains
         left = self.microbatches + 1 - self.count
         end = self._at(s) + costs[s].t_f_ns

@@ -27,10 +27,10 @@ recomputes inside, or a C makes the activation whole before it. Of the exchange 
 - Of two nodes with the same counts, in each place at each level, the one that is no later in anything
   makes the other needless: what is held when all that runs has ended is the same.
 
-Nodes are taken in the order of what they cost at least (work left and weight gradients
-that fit behind the last backward, as it was run; what recomputes the activations that wait at a level; the prices of
-`bounds.lp`, where there are no levels; the tails of what has run), so that the cost of the next one bounds all schedules
-whenever the search stops.
+Nodes are taken in the order of what they cost at least (work left and weight gradients that fit behind
+the last backward, as it was run; what recomputes the activations that wait at a level; the prices of
+`bounds.lp`, where there are no levels; the tails of what has run), so that the cost of the next one
+bounds all schedules whenever the search stops.
 """
 
 from __future__ import annotations
@@ -109,10 +109,24 @@ def _compiled(problem: OneDevice, prices: np.ndarray | None, goal_ns: int) -> tu
     keep = min(m, KEEP, problem.capacity // int(held) if held else m)
     drains = [(one.level, one.extra_ns, one.weights_ns) for one in problem.drains]
     case = Case(
-        costs, stages, levels, m, problem.capacity, problem.exclusive, keep, goal_ns, problem.last.in_all,
-        problem.last.lost, problem.releases, problem.backs, problem.tails, problem.follows,
-        np.array(drains, np.int64), problem.after_ns, prices,
-    )  # fmt: skip
+        costs,
+        stages,
+        levels,
+        m,
+        problem.capacity,
+        problem.exclusive,
+        keep,
+        goal_ns,
+        problem.last.in_all,
+        problem.last.lost,
+        problem.releases,
+        problem.backs,
+        problem.tails,
+        problem.follows,
+        np.array(drains, np.int64),
+        problem.after_ns,
+        prices,
+    )
     columns = FIELDS + stages * (COUNTS + levels * (PLACES + keep))
     return case, columns, stages * levels * MOVES
 
@@ -130,8 +144,23 @@ def _costs(problem: OneDevice, levels: int) -> np.ndarray:
             fuses = cost.fused_ns < cost.t_b_ns + cost.t_w_ns or smaller
             keep = int(more[F] - less[F])
             rows[s * levels + level] = (
-                time[F], time[B], time[W], time[BW] if fuses else NONE, again, time[O], time[R],
-                more[F], less[F], more[B], less[B], more[BW], less[BW], cost.act_bytes - keep,
-                more[R] if problem.offloads else 0, cost.w_bytes, problem.delay[s], again,
-            )  # fmt: skip
+                time[F],
+                time[B],
+                time[W],
+                time[BW] if fuses else NONE,
+                again,
+                time[O],
+                time[R],
+                more[F],
+                less[F],
+                more[B],
+                less[B],
+                more[BW],
+                less[BW],
+                cost.act_bytes - keep,
+                more[R] if problem.offloads else 0,
+                cost.w_bytes,
+                problem.delay[s],
+                again,
+            )
     return rows

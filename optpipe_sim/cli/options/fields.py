@@ -58,8 +58,8 @@ def given(arguments: Any, *kinds: type) -> dict[str, Any]:
 
 
 def as_words(arguments: Any, kind: type, only: Iterable[str]) -> list[str]:
-    """Return the options of a dataclass that a command was given, as another command takes them: those that are not
-    as usual."""
+    """Return the options of a dataclass that a command was given, as another command takes them: those
+    that are not as usual."""
     words = []
     for name, one in options_of(kind).items():
         value: Any = getattr(arguments, name, one.default)

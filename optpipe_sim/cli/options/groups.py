@@ -1,5 +1,5 @@
-"""How the options of a command are grouped in its help, and which of them are for research: ``--help`` leaves these
-out, ``--help-all`` has them. Light, as `parser` is."""
+"""How the options of a command are grouped in its help, and which of them are for research: ``--help``
+leaves these out, ``--help-all`` has them. Light, as `parser` is."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ def show_frontier(
 
 
 def _answer(curve: Frontier) -> Text:
-    """Return the first line: the fastest schedule of the curve and the least limit that has it, and the price of the
-    lowest limit with a schedule."""
+    """Return the first line: the fastest schedule of the curve and the least limit that has it, and the
+    price of the lowest limit with a schedule."""
     found = [
         (point, point.result.trace)
         for point in curve.points

@@ -38,8 +38,8 @@ def verdict(name: str, trace: Trace) -> Text:
 
 
 def remedies(name: str | None, trace: Trace, profile: CostProfile | None = None) -> list[str]:
-    """Return what would make a schedule fit: a limit, its cheapest level of recomputation, another schedule; each as
-    replayed.
+    """Return what would make a schedule fit: a limit, its cheapest level of recomputation, another
+    schedule; each as replayed.
 
     Args:
         name: by which it can be built again; None: it is from a file.

@@ -66,8 +66,8 @@ def advise(
         gpus: in all. `global_batch`: sequences per iteration, in all.
         seq: tokens of each.
         time_limit: seconds; what is not searched by then is counted, with the best it could be.
-        memory_limit: bytes per device; None: what driver and libraries leave, as in `evaluate` and `estimate`, less
-            `margin` of it.
+        memory_limit: bytes per device; None: what driver and libraries leave, as in `evaluate` and
+            `estimate`, less `margin` of it.
         tolerance: what could be faster by no more than this is not planned or solved further;
             0 searches all that a bound does not exclude.
         recompute, schedules: what to choose from; None: all that make sense (offloading only where

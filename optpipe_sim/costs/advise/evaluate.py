@@ -227,10 +227,11 @@ def evaluate(
     Args:
         gpus: in all; what pp, tp and cp leave are replicas.
         seq: tokens per sequence.
-        microbatches: m, per replica and iteration, of `microbatch` sequences each. `global_batch`: or sequences per
-            iteration, in all; one of the two.
-        schedule: a published one by name, options included; None: 1F1B, interleaved with `chunks`, and with `pairs`
-            Megatron-LM's combined one. ``1f1b:recompute=LEVEL`` takes a level of `estimate(levels=True)`.
+        microbatches: m, per replica and iteration, of `microbatch` sequences each. `global_batch`: or
+            sequences per iteration, in all; one of the two.
+        schedule: a published one by name, options included; None: 1F1B, interleaved with `chunks`, and
+            with `pairs` Megatron-LM's combined one. ``1f1b:recompute=LEVEL`` takes a level of
+            `estimate(levels=True)`.
         pp: devices along the pipeline.
         zero: what is sharded over the replicas, as for `estimate`; 1 by default where there are replicas.
         execution: how the trainer issues the work, a name or what `load_execution` returns; None: as the runs were

@@ -31,9 +31,9 @@ def profile_of(
     items: bool = False,
     layers: Sequence[int | str] | None = None,
 ) -> CostProfile:
-    """Return the estimated profile of a choice, under the question's limit and with the treatments that it
-    allows; with or without levels of recomputation (None: as `estimate` has them), and with the model's `layers` per
-    stage, or balanced.
+    """Return the estimated profile of a choice, under the question's limit and with the treatments that
+    it allows; with or without levels of recomputation (None: as `estimate` has them), and with the
+    model's `layers` per stage, or balanced.
 
     Raises:
         OptPipeError: for a choice that the model or the machine does not admit.

@@ -42,43 +42,58 @@ _SHARED = ("shared activation input", "shared activation output")
 PARTS: Mapping[str, Region] = {
     "norms": Region(
         (
-            "attention norm output", "fused attention norm output", "latent norms",
-            "mlp norm output", "fused mlp norm output", "projection input",
-            "attention dropout mask", "mlp dropout mask",
-            "activation output", "shared activation output", "expert activation output",
+            "attention norm output",
+            "fused attention norm output",
+            "latent norms",
+            "mlp norm output",
+            "fused mlp norm output",
+            "projection input",
+            "attention dropout mask",
+            "mlp dropout mask",
+            "activation output",
+            "shared activation output",
+            "expert activation output",
         )
     ),
     "attention": Region(("softmax output", *_SCORES), ("scores", "values")),
     "qkv": Region(("queries, keys, values", "query and key norm inputs"), ("qkv",)),
     "mlp": Region(("activation input", _SHARED[0]), ("mlp in", "shared in")),
     "experts": Region(("expert activation input",), ("experts in",)),
-}  # fmt: skip
+}
 # core_attn, mlp, shared_experts and moe are checkpoints of all that lies within, the others drop only what they give.
 MODULES: Mapping[str, Region] = {
     "core_attn": Region(
         (*PARTS["attention"].drops, "log-sum-exp", "attention output by heads"),
-        PARTS["attention"].gemms, True, ("cp",),
+        PARTS["attention"].gemms,
+        True,
+        ("cp",),
     ),
     "mla_up_proj": Region(("queries", "keys and values"), ("q", "q up", "kv up")),
     "layernorm": Region(("attention norm output", "mlp norm output")),
     "mlp": Region(
         ("fused mlp norm output", "activation input", "activation output"),
-        ("mlp in", "mlp out"), sends=("tp",),
+        ("mlp in", "mlp out"),
+        sends=("tp",),
     ),
     "moe_act": Region(("expert activation output",)),
     "shared_experts": Region(_SHARED, ("shared in", "shared out"), sends=("tp",)),
     "moe": Region(
         (
-            "router probabilities", "expert inputs", "expert activation input",
-            "expert activation output", *_SHARED,
+            "router probabilities",
+            "expert inputs",
+            "expert activation input",
+            "expert activation output",
+            *_SHARED,
         ),
-        ("router", "experts in", "experts out", "shared in", "shared out"), sends=("ep", "tp"),
+        ("router", "experts in", "experts out", "shared in", "shared out"),
+        sends=("ep", "tp"),
     ),
-}  # fmt: skip
+}
 
 
 def choice_of(given: str | Iterable[str]) -> str:
-    """Return a choice as `Work` has it: one of `RECOMPUTE`, or modules in the order of `MODULES`, joined by a plus.
+    """Return a choice as `Work` has it: one of `RECOMPUTE`, or modules in the order of `MODULES`, joined
+    by a plus.
 
     Args:
         given: one name, several, or a text of several with commas or pluses between them; ``selective`` is

@@ -39,7 +39,8 @@ class MegatronRun:
 
     Attributes:
         options: of `evaluate`, by name; an empty text for a flag.
-        iteration_ns: the median of the iterations that count, `iterations` of them. `peak_bytes`: of the fullest rank;
+        iteration_ns: the median of the iterations that count, `iterations` of them. `peak_bytes`: of the
+            fullest rank;
             None: the log has no lines of memory.
         notes: what the options cannot say of the run, in sentences.
     """
@@ -103,8 +104,8 @@ def _read(path: str, state: tuple[int, int] | None) -> Log:
 
 
 def differs(model: Model, path: Path) -> str | None:
-    """Return how a model differs from that of a log's arguments, in words; None where it does not, or the log does not
-    describe one."""
+    """Return how a model differs from that of a log's arguments, in words; None where it does not, or
+    the log does not describe one."""
     log = _last(path)
     if not describes_model(log.arguments):
         return None

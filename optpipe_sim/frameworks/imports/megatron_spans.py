@@ -1,8 +1,9 @@
 """Spans of Megatron-LM (OpenTelemetry): the time of its iterations, and the sizes of the run.
 
-Read as the JSON that the file exporter of the OpenTelemetry Collector writes, an export request of OTLP a line. Names of spans and
-attributes as of Megatron-LM d98e8a6, docs/user-guide/observability. A span of a forward or a backward is the time that
-the host was in it, not that of its kernels, which run on when it ends: no cost of an op is taken from it.
+Read as the JSON that the file exporter of the OpenTelemetry Collector writes, an export request of OTLP
+a line. Names of spans and attributes as of Megatron-LM d98e8a6, docs/user-guide/observability. A span of
+a forward or a backward is the time that the host was in it, not that of its kernels, which run on when
+it ends: no cost of an op is taken from it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _RANK = re.compile(r"-rank(\d+)$")
 
 @dataclass(frozen=True)
 class Span:
-    """One span: its rank (None: not said), when it began and ended in ns, and its attributes with those of its resource."""
+    """One span: its rank (None: not said), when it began and ended in ns, and its attributes with those
+    of its resource."""
 
     name: str
     rank: int | None

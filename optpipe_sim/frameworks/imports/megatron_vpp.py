@@ -1,7 +1,8 @@
 """The result folder of Megatron-LM's VPP simulator (``--simulate-result-dir``): measured chunks, as a profile.
 
-Its tasks are forwards and backwards of chunks that ran one after the other on the GPUs of one pipeline rank. Files and keys as of
-Megatron-LM ffef7bf (a pull request of June 2026): megatron/training/simulation/vpp_simulate.py and task.py.
+Its tasks are forwards and backwards of chunks that ran one after the other on the GPUs of one pipeline
+rank. Files and keys as of Megatron-LM ffef7bf (a pull request of June 2026):
+megatron/training/simulation/vpp_simulate.py and task.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The activation log of torchtitan's graph_trainer: what each layer saves, recomputes and offloads, in bytes.
 
-The listing that torchtitan/experiments/graph_trainer/log_activation_memory_policy.py writes at debug level (commit b5bcd76), once for
-each traced graph: of the whole model, or of a stage of a pipeline and one microbatch.
+The listing that torchtitan/experiments/graph_trainer/log_activation_memory_policy.py writes at debug
+level (commit b5bcd76), once for each traced graph: of the whole model, or of a stage of a pipeline and
+one microbatch.
 """
 
 from __future__ import annotations

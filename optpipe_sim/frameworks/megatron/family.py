@@ -58,8 +58,9 @@ class Choice:
             number of first layers of every chunk that are recomputed.
         fraction: the share of activations that is offloaded; None: none. `delta`: rank r keeps r
             times this many bytes.
-        pairs: forwards run with backwards as one op, after one more in the warm-up, as Megatron-LM does where the exchange of
-            experts' tokens overlaps. With offloading that order is not modelled: the replay has that without pairs.
+        pairs: forwards run with backwards as one op, after one more in the warm-up, as Megatron-LM does
+            where the exchange of experts' tokens overlaps. With offloading that order is not modelled:
+            the replay has that without pairs.
     """
 
     chunks: int

@@ -28,8 +28,8 @@ def layout_string(parts: Sequence[Part]) -> str:
 
 
 def layers_in(layout: str) -> list[int | str]:
-    """Return the decoder layers of each stage in a layout string, as `estimate` takes them: with an m behind the number where those
-    that predict further tokens are, if not on the stage of the loss."""
+    """Return the decoder layers of each stage in a layout string, as `estimate` takes them: with an m
+    behind the number where those that predict further tokens are, if not on the stage of the loss."""
     text = layout.strip("'\"").replace(",", "")
     text = re.sub(r"\(([^)]*)\)\*(\d+)", lambda found: found[1] * int(found[2]), text)
     text = re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), text)

@@ -94,7 +94,8 @@ def _experts(model: Model) -> Iterator[tuple[str, Any]]:
 
 
 def _pattern(kinds: list[int]) -> str:
-    """Return a list as the sum of runs that Megatron-LM evaluates; a period is written once, where there is one."""
+    """Return a list as the sum of runs that Megatron-LM evaluates; a period is written once, where there
+    is one."""
     for period in range(2, len(kinds) // 2 + 1):
         times, rest = divmod(len(kinds), period)
         if not rest and kinds == kinds[:period] * times:

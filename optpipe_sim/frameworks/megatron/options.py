@@ -17,13 +17,29 @@ from ..parts import Part
 from .layout import layout_string
 
 RECOMPUTED = (
-    "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts",
-    "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc",
-)  # fmt: skip
+    "core_attn",
+    "moe_act",
+    "layernorm",
+    "mla_up_proj",
+    "mlp",
+    "moe",
+    "shared_experts",
+    "gdn_norm_out",
+    "gdp_in_proj",
+    "gdp_qkv",
+    "mhc",
+)
 OFFLOADED = (
-    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
-    "fused_group_mlp", "gdp_qkv",
-)  # fmt: skip
+    "attn_norm",
+    "qkv_linear",
+    "core_attn",
+    "attn_proj",
+    "mlp_norm",
+    "expert_fc1",
+    "moe_act",
+    "fused_group_mlp",
+    "gdp_qkv",
+)
 
 
 OVERLAP = "overlap-moe-expert-parallel-comm"

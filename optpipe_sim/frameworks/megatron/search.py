@@ -167,7 +167,10 @@ def other_layouts(
     bounds or work suggest or the given one, improved by moves of one layer."""
     fitting = sorted((one for one in tried if not one.over), key=lambda one: one.key)
     most = fitting[0].cost_ns if fitting else float("inf")
-    faster = sorted((one for one in tried if one.over and one.cost_ns < most), key=lambda one: (one.over if not fitting else 0, one.cost_ns))  # fmt: skip
+    faster = sorted(
+        (one for one in tried if one.over and one.cost_ns < most),
+        key=lambda one: (one.over if not fitting else 0, one.cost_ns),
+    )
     starts = [*fitting[:MOST_STARTS], *faster[:MOST_STARTS]]
     found: list[Tried] = []
     for at, one in enumerate(starts):

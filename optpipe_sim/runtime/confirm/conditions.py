@@ -23,7 +23,8 @@ def conditions(profile: CostProfile, machine: Mapping[str, Any]) -> list[str]:
 
 
 def _issue(profile: CostProfile) -> Iterator[str]:
-    """Yield how long the host takes to issue each op of a GPU, of the stage where that is the largest share of it."""
+    """Yield how long the host takes to issue each op of a GPU, of the stage where that is the largest
+    share of it."""
     if _part(profile.meta, "device").get("kind") in (None, "cpu", "fake"):
         return  # on a CPU the host itself computes
     most: dict[str, tuple[float, float, float]] = {}

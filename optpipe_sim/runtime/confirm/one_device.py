@@ -66,8 +66,8 @@ class Bench:
         self._messages: tuple[int, dict[Op, Tensor]] = (-1, {})
 
     def step(self, rank: int, arrive_ns: Mapping[Op, int] | None = None) -> RankStep:
-        """Return the step of a rank, warmed up and started; what it receives arrives at these times. None: it runs op by
-        op, without messages."""
+        """Return the step of a rank, warmed up and started; what it receives arrives at these times.
+        None: it runs op by op, without messages."""
         worker = self.case.stages.rank_worker(self.shape, rank, self.case.device)
         worker.slab = self.slab
         transport = Loopback({})
@@ -115,8 +115,8 @@ class Bench:
         return replace(found, noise=noise.worst[2])
 
     def _reference(self) -> tuple[float, Mapping[str, Tensor]]:
-        """Return loss and gradients to compare with: on a CPU of the whole model at once; a GPU holds one stage at a
-        time."""
+        """Return loss and gradients to compare with: on a CPU of the whole model at once; a GPU holds
+        one stage at a time."""
         case = self.case
         if case.device == "cpu":
             return reference(case.stages, self.shape.microbatches, case.seed, "cpu")

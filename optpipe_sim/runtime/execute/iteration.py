@@ -1,4 +1,5 @@
-"""One iteration of one rank: what each step of its program does, the same in an executor of threads, of streams or op by op."""
+"""One iteration of one rank: what each step of its program does, the same in an executor of threads, of
+streams or op by op."""
 
 from __future__ import annotations
 

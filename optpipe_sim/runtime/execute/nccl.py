@@ -34,10 +34,11 @@ def pair_groups(
 ) -> dict[Pair, Any]:
     """Return a process group for each directed pair of a pipeline's ranks.
 
-    All processes of the default group make all groups, in one order. (torch would let the two ranks of a pair make
-    theirs alone, by ``use_local_synchronization``, but then names it by how many groups each of them is in already.
-    The middle ranks of a pipeline are in more than the first and the last: the two would wait for each other under
-    different names. And where the default group is bound to devices, NCCL splits a group off with all of its ranks.)
+    All processes of the default group make all groups, in one order. (torch would let the two ranks of a
+    pair make theirs alone, by ``use_local_synchronization``, but then names it by how many groups each
+    of them is in already. The middle ranks of a pipeline are in more than the first and the last: the
+    two would wait for each other under different names. And where the default group is bound to devices,
+    NCCL splits a group off with all of its ranks.)
 
     Args:
         pairs: in ranks of the default group; the same on all ranks of the pipeline.

@@ -67,8 +67,9 @@ class RankStep:
         self.worker.start_step(*batch)
 
     def warm_up(self, *batch: Any) -> None:
-        """Load kernels and allocate workspaces and pinned host memory before any message is under way: that may wait
-        for the device, which then waits for another rank, which may do the same. Gradients are lost."""
+        """Load kernels and allocate workspaces and pinned host memory before any message is under way:
+        that may wait for the device, which then waits for another rank, which may do the same. Gradients
+        are lost."""
         assert isinstance(self.worker, StageWorker)
         self.start(*batch)
         warm_up(self.worker, self.program)

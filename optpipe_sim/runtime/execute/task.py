@@ -150,8 +150,8 @@ def exchange_tied(worker: StageWorker, shape: Shape, rank: int) -> None:
 
 
 def clock_offset_ns(rank: int, ranks: int) -> int:
-    """Return how far this rank's clock is ahead of rank 0's, in ns; 0 where no difference can be measured, as on one
-    host."""
+    """Return how far this rank's clock is ahead of rank 0's, in ns; 0 where no difference can be
+    measured, as on one host."""
     offset = 0
     for other in range(1, ranks):
         for _ in range(PINGS if rank in (0, other) else 0):

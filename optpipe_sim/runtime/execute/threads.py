@@ -16,8 +16,8 @@ from .worker import sharp_timers, sleep_until
 class Board:
     """Events that threads set and wait for; a failure of one wakes all.
 
-    An event that has happened stays so. Each waiting thread has a lock of its own, which it holds while an event that
-    it waits for is missing: an event wakes those that wait for it and no others.
+    An event that has happened stays so. Each waiting thread has a lock of its own, which it holds while
+    an event that it waits for is missing: an event wakes those that wait for it and no others.
 
     Args:
         timeout_s: the longest time without any event while a thread waits.

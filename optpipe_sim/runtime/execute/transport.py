@@ -223,7 +223,8 @@ class Loopback(Transport):
 
     Args:
         contents: by the op that makes it, what a message holds.
-        arrive_ns: by op, when it may be received, and by transfer, when a turn may be taken, in ns after the start;
+        arrive_ns: by op, when it may be received, and by transfer, when a turn may be taken, in ns after
+            the start;
             default: at once.
     """
 

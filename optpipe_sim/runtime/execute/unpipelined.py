@@ -1,5 +1,5 @@
-"""The same step without a pipeline, by plain autograd: what a pipelined step is compared with, and what ranks send to
-each other in it. Of the whole model at once, or with one stage on the device at a time."""
+"""The same step without a pipeline, by plain autograd: what a pipelined step is compared with, and what
+ranks send to each other in it. Of the whole model at once, or with one stage on the device at a time."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def named_gradients(worker: StageWorker) -> dict[str, Tensor]:
 def reference(
     plan: Plan, microbatches: int, seed: int, device: str = "cpu", *, exact: bool = False
 ) -> tuple[float, dict[str, Tensor]]:
-    """Return loss and gradients of the same step without a pipeline, by plain autograd: what a pipelined step on that
-    kind of device is compared with.
+    """Return loss and gradients of the same step without a pipeline, by plain autograd: what a pipelined
+    step on that kind of device is compared with.
 
     `exact`: with the same weights in fp64, which shows how far the other one is off by rounding alone.
     """

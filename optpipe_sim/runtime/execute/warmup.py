@@ -13,8 +13,8 @@ from ..program.program import Program
 
 
 def most_offloaded(program: Program) -> dict[Kept, int]:
-    """Return, by stage and level of recomputation, the most microbatches whose activations are on the host at once, in
-    issue order."""
+    """Return, by stage and level of recomputation, the most microbatches whose activations are on the
+    host at once, in issue order."""
     now: Counter[Kept] = Counter()
     most: Counter[Kept] = Counter()
     for step in program.steps:

@@ -152,7 +152,8 @@ class _Pass:
         self.taken: dict[str, int] = {}
 
     def run(self) -> list[StageBytes]:
-        """Run two microbatches; return, by unit, bytes after F and after B, the storages that O copies, and inside each op."""
+        """Run two microbatches; return, by unit, bytes after F and after B, the storages that O copies,
+        and inside each op."""
         worker, slices = self.worker, self.worker.cut.slices
         worker.start_step(*self.batch)
         peaks: list[dict[str, int]] = [{} for _ in range(slices)]
@@ -188,7 +189,8 @@ class _Pass:
     def levels(
         self, names: Sequence[str], whole: Sequence[StageBytes]
     ) -> Iterator[tuple[str, list[LevelBytes]]]:
-        """Yield the bytes of each level, by unit: of F F B W BW with the recomputation inside, of F C BW with it apart.
+        """Yield the bytes of each level, by unit: of F F B W BW with the recomputation inside, of F C BW
+        with it apart.
 
         Args:
             whole: what `run` has returned.

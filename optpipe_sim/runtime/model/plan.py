@@ -154,7 +154,8 @@ class Plan:
         )
 
     def step_batch(self, microbatches: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Return tokens and the tokens that follow them, (microbatches, microbatch, seq) each; the same everywhere."""
+        """Return tokens and the tokens that follow them, (microbatches, microbatch, seq) each; the same
+        everywhere."""
         generator = torch.Generator().manual_seed(seed)
         shape = (microbatches, self.microbatch, self.seq + 1)
         tokens = torch.randint(0, self.model.vocab, shape, generator=generator)
@@ -167,8 +168,8 @@ class Plan:
         device: str | torch.device = "cpu",
         fill: bool = True,
     ) -> Decoder:
-        """Return a stage of the model, where it is cut into so many; default: as the plan says. ``module(0, 1)`` is
-        all of it, with the same weights (see `build_stage`)."""
+        """Return a stage of the model, where it is cut into so many; default: as the plan says.
+        ``module(0, 1)`` is all of it, with the same weights (see `build_stage`)."""
         count = stages or self.stages
         return build_stage(
             self.model,

@@ -105,9 +105,9 @@ def mark_layers(layers: Sequence[nn.Module]) -> None:
 
 
 def checkpoint(function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-    """Return ``function(*inputs)``, a layer that the level ``full`` recomputes: to be called in the place of
-    ``torch.utils.checkpoint.checkpoint``, where the schedule is to decide. Keywords but those of torch's function go
-    to `function`."""
+    """Return ``function(*inputs)``, a layer that the level ``full`` recomputes: to be called in the
+    place of ``torch.utils.checkpoint.checkpoint``, where the schedule is to decide. Keywords but those
+    of torch's function go to `function`."""
     for own in ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "context_fn"):
         options.pop(own, None)
     return _layer(function, inputs, options, None)

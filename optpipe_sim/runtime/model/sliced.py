@@ -206,7 +206,8 @@ def _start() -> int:
 
 
 def attend(part: SlicedAttention, query: Tensor, key: Tensor, value: Tensor, one: Slice) -> Tensor:
-    """Return the causal attention of a slice to itself and to all tokens before it: (batch, heads, tokens, width)."""
+    """Return the causal attention of a slice to itself and to all tokens before it: (batch, heads,
+    tokens, width)."""
     one.hold(part, (key, value), -2)
     mixed: Tensor = _Attend.apply(query, key, value, part, one)
     return mixed
@@ -303,7 +304,8 @@ def _kernel(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple
 def _kernel_backward(
     dy: Tensor, query: Tensor, pair: Tensors, mixed: Tensor, total: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of query, key and value, of a block of the keys; `mixed` and `total` are of all blocks."""
+    """Return the gradients of query, key and value, of a block of the keys; `mixed` and `total` are of
+    all blocks."""
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         dy, query, *pair, mixed, total, 0.0, causal
     )

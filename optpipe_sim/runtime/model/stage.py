@@ -322,7 +322,8 @@ class StageWorker:
     # -- facts -------------------------------------------------------------------------------------
 
     def boundary(self, stage: int, gradient: bool = False, unit: int = 0) -> Layout:
-        """Return shape and dtype of what `stage` sends forward of a unit, or of the `gradient` that it gets for it."""
+        """Return shape and dtype of what `stage` sends forward of a unit, or of the `gradient` that it
+        gets for it."""
         boundary = self._boundary(stage, unit)
         return boundary.gradient if gradient else boundary.message
 
@@ -333,8 +334,8 @@ class StageWorker:
         return self.cut.boundary(found, unit)
 
     def held_bytes(self) -> int:
-        """Return the activation bytes on the device now: each storage of a saved tensor or a queued weight gradient,
-        once."""
+        """Return the activation bytes on the device now: each storage of a saved tensor or a queued
+        weight gradient, once."""
         found: dict[int, int] = {}
         for flight in list(self._flights.values()):
             found.update(flight.slot.storages())
@@ -344,8 +345,8 @@ class StageWorker:
         return sum(found.values())
 
     def offload_sizes(self, stage: int, unit: int) -> list[int]:
-        """Return the bytes of each storage that an O of this activation copies, without keys and values that later slices
-        read."""
+        """Return the bytes of each storage that an O of this activation copies, without keys and values
+        that later slices read."""
         return [size for _, size in self._flight(stage, unit, "O", "F").slot.storages(stays=False)]
 
     def parameters(self) -> list[nn.Parameter]:

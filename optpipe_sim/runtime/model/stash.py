@@ -138,11 +138,11 @@ class HostSlab:
 class Slot:
     """The saved tensors of one stage and microbatch.
 
-    Its `state` goes one way: ``kept`` on the device; ``copying`` and ``copied`` in `offload`, with both copies; then
-    ``dropped``, with the host's alone; ``allocated``, with device memory that is not filled yet; ``back``. A method
-    called in another state raises, so no tensor is used where it is not. Entries that stay (keys and values of earlier
-    slices) and parts that are recomputed take no part in this. Every piece of host memory is back in the slab after
-    `reload` or `close`.
+    Its `state` goes one way: ``kept`` on the device; ``copying`` and ``copied`` in `offload`, with both
+    copies; then ``dropped``, with the host's alone; ``allocated``, with device memory that is not filled
+    yet; ``back``. A method called in another state raises, so no tensor is used where it is not. Entries
+    that stay (keys and values of earlier slices) and parts that are recomputed take no part in this.
+    Every piece of host memory is back in the slab after `reload` or `close`.
 
     Args:
         name: ``"2.5"``, stage and microbatch, for messages. `where`: the device, likewise.

@@ -262,7 +262,8 @@ class PipelineStep:
                 self.ranks[rank].warm_up(*self._read(inputs, targets))
 
     def _read(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
-        """Return what this process needs of a batch: nothing, where it has neither the first nor the last stage."""
+        """Return what this process needs of a batch: nothing, where it has neither the first nor the
+        last stage."""
         last = self.schedule.shape.stages - 1
         return inputs if 0 in self.modules else (), targets if last in self.modules else ()
 
@@ -355,7 +356,8 @@ def _lengths(
 
 
 def uniform(schedule: Schedule) -> CostProfile:
-    """Return a profile whose ops all take 1 ms, for callers that have none: it orders the ops, and limits no memory."""
+    """Return a profile whose ops all take 1 ms, for callers that have none: it orders the ops, and
+    limits no memory."""
     from ...profile import Offload
 
     shape = schedule.shape

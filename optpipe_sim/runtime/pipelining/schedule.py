@@ -48,10 +48,10 @@ def schedule_class(
         schedule.step(x, target=y, losses=losses)  # x on the first rank, y on the last
 
     It is a subclass of torch's own runtime for schedules and takes the same arguments: torch's
-    `PipelineStage`'s of this rank, in torchtitan as in a script. It offloads, reloads,
-    recomputes and defers weight gradients as the schedule says, holds no more than was predicted,
-    and releases what is sent once it is sent. Weights that torch's `fully_shard` shards are gathered
-    and released, and their gradients reduced, where torch's runtime would. `eval` runs the forwards alone, without gradients.
+    `PipelineStage`'s of this rank, in torchtitan as in a script. It offloads, reloads, recomputes and
+    defers weight gradients as the schedule says, holds no more than was predicted, and releases what is
+    sent once it is sent. Weights that torch's `fully_shard` shards are gathered and released, and their
+    gradients reduced, where torch's runtime would. `eval` runs the forwards alone, without gradients.
 
     Args:
         schedule: or a file of one. profile: its costs, which decide when memory may be released, and
@@ -319,8 +319,8 @@ def _action(op: Op) -> Any:
 
 
 def _actions(schedule: Schedule, rank: int) -> dict[Op | None, list[Any]]:
-    """Return, by op of a rank, where torch gathers and releases weights and reduces gradients after it (None: before
-    all)."""
+    """Return, by op of a rank, where torch gathers and releases weights and reduces gradients after it
+    (None: before all)."""
     ops = [op for op in schedule.flat_programs[rank] if op.kind in KINDS]
     actions = add_unshard_reshard([_action(op) for op in ops])
     found: dict[Op | None, list[Any]] = {None: []}

@@ -245,8 +245,8 @@ def _anchored(program: Sequence[Op], at: int) -> Iterator[Op]:
 
 
 def _posts(schedule: Schedule, rank: int, inputs: dict[Op, Op]) -> dict[Op, list[Step]]:
-    """Return, by compute op, the receives that are posted before it: those of the next compute op, and all that the
-    same peer sends earlier."""
+    """Return, by compute op, the receives that are posted before it: those of the next compute op, and
+    all that the same peer sends earlier."""
     place = schedule.shape.placement
     mine = {producer for consumer, producer in inputs.items() if place[consumer.stage] == rank}
     sent = {
@@ -271,8 +271,8 @@ def _posts(schedule: Schedule, rank: int, inputs: dict[Op, Op]) -> dict[Op, list
 
 
 def _turns(lowered: Lowered, rank: int) -> tuple[dict[Op, list[Step]], dict[Op, list[Step]]]:
-    """Return, by transfer on a host link that several ranks share, the turns to wait for before it, and those to pass
-    on after it, in the order of the lowered schedule."""
+    """Return, by transfer on a host link that several ranks share, the turns to wait for before it, and
+    those to pass on after it, in the order of the lowered schedule."""
     schedule = lowered.schedule
     shared = lowered.profile.shares_copy_engine
     turns: dict[Op, list[Step]] = {}

@@ -39,7 +39,8 @@ class TrainTask:
     """A training run.
 
     Attributes:
-        schedule: to start with; the halves of its pairs run one after the other. profile: its costs, before any are measured; the bytes stay.
+        schedule: to start with; the halves of its pairs run one after the other. profile: its costs,
+            before any are measured; the bytes stay.
         limit: of memory per device, kept by every schedule.
         folder: for progress reports and the request to stop, as rank 0 sees it.
         online: how to search for better schedules; None: not at all.

@@ -5,35 +5,38 @@ lowered program; the replay of the same schedule is never later. All times ns, a
 
 Invariants (`Times` has the arrays; tests/solvers/anneal/test_incremental.py checks these after random moves):
 
-1. *What decides an op.* Its end follows from its row, ``before[code]``, which is the state of its device as the op
-   comes up; from its costs (`column`, for copies `copied`); and from ends: those of its F, O and R, of the op whose
-   message it gets (``ready[source]`` is when that arrives), and of the O's behind GIVEN of its row whose bytes it
-   needs, in the order in which they stand. ``cause`` is the op whose end, start or message it begins with. Of a pair
-   (`times.partner`) the F waits for all that either half waits for, and is granted and releases the bytes of both; the
-   backward ends with it, and its message leaves once the F's has been sent.
+1. *What decides an op.* Its end follows from its row, ``before[code]``, which is the state of its device
+   as the op comes up; from its costs (`column`, for copies `copied`); and from ends: those of its F, O
+   and R, of the op whose message it gets (``ready[source]`` is when that arrives), and of the O's behind
+   GIVEN of its row whose bytes it needs, in the order in which they stand. ``cause`` is the op whose
+   end, start or message it begins with. Of a pair (`times.partner`) the F waits for all that either half
+   waits for, and is granted and releases the bytes of both; the backward ends with it, and its message
+   leaves once the F's has been sent.
 2. *Rows.* The row of the first op of a device is fixed, that of any other is what the op before it in the program
    leaves. An op with the same row, costs and ends as before has the same end and leaves the same row.
-3. *Stale.* ``stale[code] == tally[TRIAL]`` if an op has to be evaluated again. Any code that changes what 1. names
-   marks the op: `mark_move` for what a move did, `invalidate` for each end or message that comes out otherwise; for the
-   backward of a pair its F (`times.leader`).
-   ``pending[d]`` counts the stale ops of a device; ``wake[d]`` is the slot it goes on from (-1: it does not), no
-   stale op lies before it, and ``key[d]`` is FREE of the row there.
-4. *Update.* Given 3., after `update` no op is stale and every op has the end, the row and the ready that an
-   evaluation from the beginning gives. It takes the device with the least key, from its wake on, op by op, until a
-   row comes out as it was and no op behind it is stale; a device that runs more than `ahead` in front of the next one
-   waits. An op may thus be evaluated on inputs that change later: then it is marked, and evaluated again. Work is
-   done where something differs, and only the sum of ends, never the makespan, is kept up to date on the way.
-5. *Who reuses which bytes.* Memory goes out in program order, from the releases of compute ops (in LEVEL) and of
-   O's. The O's of a device are used up in program order: those up to GIVEN are taken. An op that needs more takes
-   the next ones, moves GIVEN on, and notes itself as their ``taker``; `untake` clears the note where it needs fewer
-   than before. An R that only waited for an O, or might have taken it, is its ``asker`` (WIDE: it is one of several,
-   or looked further than its notes say; then all such R's behind are marked). When an O ends otherwise, or is moved,
-   its taker and asker are marked. Notes may name ops that have stopped using them: that costs time, not truth.
-6. *Giving up.* Behind the changed slots ``end + tail + weight * (sum of ends) > most`` ends an update. Tails are those
-   before the move, so this may reject a plan that scores less, where the longest path leads through the move again,
-   but never accepts one: what is left to the end is scored by its own times. `update` also fails where an op would
-   wait for ever. Times are then partly new, and only `undo` makes them valid again: all that a trial writes is
-   logged before (`log_op`, once per op).
+3. *Stale.* ``stale[code] == tally[TRIAL]`` if an op has to be evaluated again. Any code that changes
+   what 1. names marks the op: `mark_move` for what a move did, `invalidate` for each end or message that
+   comes out otherwise; for the backward of a pair its F (`times.leader`). ``pending[d]`` counts the
+   stale ops of a device; ``wake[d]`` is the slot it goes on from (-1: it does not), no stale op lies
+   before it, and ``key[d]`` is FREE of the row there.
+4. *Update.* Given 3., after `update` no op is stale and every op has the end, the row and the ready that
+   an evaluation from the beginning gives. It takes the device with the least key, from its wake on, op
+   by op, until a row comes out as it was and no op behind it is stale; a device that runs more than
+   `ahead` in front of the next one waits. An op may thus be evaluated on inputs that change later: then
+   it is marked, and evaluated again. Work is done where something differs, and only the sum of ends,
+   never the makespan, is kept up to date on the way.
+5. *Who reuses which bytes.* Memory goes out in program order, from the releases of compute ops (in
+   LEVEL) and of O's. The O's of a device are used up in program order: those up to GIVEN are taken. An
+   op that needs more takes the next ones, moves GIVEN on, and notes itself as their ``taker``; `untake`
+   clears the note where it needs fewer than before. An R that only waited for an O, or might have taken
+   it, is its ``asker`` (WIDE: it is one of several, or looked further than its notes say; then all such
+   R's behind are marked). When an O ends otherwise, or is moved, its taker and asker are marked. Notes
+   may name ops that have stopped using them: that costs time, not truth.
+6. *Giving up.* Behind the changed slots ``end + tail + weight * (sum of ends) > most`` ends an update.
+   Tails are those before the move, so this may reject a plan that scores less, where the longest path
+   leads through the move again, but never accepts one: what is left to the end is scored by its own
+   times. `update` also fails where an op would wait for ever. Times are then partly new, and only `undo`
+   makes them valid again: all that a trial writes is logged before (`log_op`, once per op).
 """
 
 from __future__ import annotations
@@ -190,8 +193,22 @@ def _run_device(plan, d, second, costs, t, total, goal, ahead, logs):
                     finish, why = t.end[mate], mate
                 else:
                     finish, why = _compute(
-                        plan, code, kind, how, d, slot, source, where, mate, other, there, costs, t, s, logs
-                    )  # fmt: skip
+                        plan,
+                        code,
+                        kind,
+                        how,
+                        d,
+                        slot,
+                        source,
+                        where,
+                        mate,
+                        other,
+                        there,
+                        costs,
+                        t,
+                        s,
+                        logs,
+                    )
                 if finish == NEVER:
                     return FAILED
                 total += finish - max(t.end[code], 0)
@@ -233,7 +250,8 @@ def _run_device(plan, d, second, costs, t, total, goal, ahead, logs):
 
 @step
 def _compute(plan, code, kind, how, d, slot, source, where, mate, other, there, costs, t, s, logs):
-    """Run a compute op, or with `mate` a pair; returns (end, cause), the end ``NEVER`` if its program can never go on.
+    """Run a compute op, or with `mate` a pair; returns (end, cause), the end ``NEVER`` if its program
+    can never go on.
 
     Args:
         source, where: whose message it waits for, and the device of that; `other`, `there`: the same of `mate`.

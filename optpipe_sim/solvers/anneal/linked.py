@@ -21,8 +21,8 @@ RELOADED = -2  # the end of an R that is still to come
 
 @compiled
 def evaluate_links(plan, costs, links, t):
-    """Evaluate a plan as `evaluate.evaluate` does, with transfers that share links; only plans whose activations are
-    kept or offloaded whole."""
+    """Evaluate a plan as `evaluate.evaluate` does, with transfers that share links; only plans whose
+    activations are kept or offloaded whole."""
     devices = len(plan.length)
     _begin(plan, costs, links, t)
     depth, total, now, soonest_late = devices, 0, 0, NEVER
@@ -104,9 +104,7 @@ def _begin(plan, costs, links, t):
 
 
 @step
-def _run_device(
-    plan, d, now, depth, total, soonest_late, costs, links, t
-):  # fmt: skip
+def _run_device(plan, d, now, depth, total, soonest_late, costs, links, t):
     """Run a device ahead as far as known times allow.
 
     Returns:

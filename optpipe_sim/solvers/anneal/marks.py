@@ -1,5 +1,5 @@
-"""What a move makes stale: ops that are elsewhere or gone, ops of other durations, and what depends on the order of
-the O's before them."""
+"""What a move makes stale: ops that are elsewhere or gone, ops of other durations, and what depends on
+the order of the O's before them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from .times import (
 
 @step
 def mark_move(plan, saved, first, last, costs, t):
-    """Mark the ops that a move on devices `first` to `last` makes stale; `saved` is the plan before it, whose times
-    are in `t`.
+    """Mark the ops that a move on devices `first` to `last` makes stale; `saved` is the plan before it,
+    whose times are in `t`.
 
     Returns:
         (when the first device begins that has stale ops, `NEVER` if nothing has changed; the sum of ends of the

@@ -1,7 +1,8 @@
 """The moves on a plan: a list of operators, each with a weight and what a problem must have for it.
 
-Within a program the ops of one activation keep the order F, O, R, C, B, W, and ops of one kind and stage the order of
-microbatches, unless those overtake one another (`passing`), or wait less (`tightening`), on purpose.
+Within a program the ops of one activation keep the order F, O, R, C, B, W, and ops of one kind and stage
+the order of microbatches, unless those overtake one another (`passing`), or wait less (`tightening`), on
+purpose.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ class Operator(NamedTuple):
     """A kind of move.
 
     Attributes:
-        needs: ``offloads``: activations may be offloaded; ``modes``: some may be treated in several ways; ``either`` of
-            the two; ``single``: activations of a stage may be treated differently; ``copyable``: one stage per
-            device, all with the same treatments; ``pairs``: forwards may be one op with backwards.
+        needs: ``offloads``: activations may be offloaded; ``modes``: some may be treated in several
+            ways; ``either`` of the two; ``single``: activations of a stage may be treated differently;
+            ``copyable``: one stage per device, all with the same treatments; ``pairs``: forwards may be
+            one op with backwards.
         passes: whether microbatches may come into another order, or reach it after several such moves.
     """
 
@@ -62,8 +64,20 @@ OPERATORS = (
     Operator("pair or part a run of microbatches", 0.05, ("pairs",)),
 )
 (
-    MOVE, TREAT, FLIP, MOVE_RUN, TREAT_RUN, FLIP_RUN, SWAP, COPY, COPY_TREATMENTS, PASS, TIGHTEN, PAIR, PAIR_RUN,
-) = range(13)  # fmt: skip
+    MOVE,
+    TREAT,
+    FLIP,
+    MOVE_RUN,
+    TREAT_RUN,
+    FLIP_RUN,
+    SWAP,
+    COPY,
+    COPY_TREATMENTS,
+    PASS,
+    TIGHTEN,
+    PAIR,
+    PAIR_RUN,
+) = range(13)
 PER_STAGE = 0.3  # times the weight of moves that treat all activations of a stage alike
 
 ON_PATH = 0.7  # share of the moves that begin with an op of the critical path
@@ -73,13 +87,17 @@ FAR = 12  # the most slots between an inserted op and the op it belongs to
 
 
 def chances(costs, passing: float) -> np.ndarray:
-    """Return for each operator the chance that it or one before it is drawn; `passing`: the share of those that let
-    microbatches pass one another."""
+    """Return for each operator the chance that it or one before it is drawn; `passing`: the share of
+    those that let microbatches pass one another."""
     modes = bool((costs.many > 1).any())
     has = {
-        "offloads": costs.offloads, "modes": modes, "either": costs.offloads or modes,
-        "single": not costs.per_stage, "copyable": costs.copyable and len(costs.place) > 1, "pairs": costs.pairs is not None,
-    }  # fmt: skip
+        "offloads": costs.offloads,
+        "modes": modes,
+        "either": costs.offloads or modes,
+        "single": not costs.per_stage,
+        "copyable": costs.copyable and len(costs.place) > 1,
+        "pairs": costs.pairs is not None,
+    }
     weights = np.array([all(has[need] for need in one.needs) * one.weight for one in OPERATORS])
     if costs.per_stage:
         weights[[TREAT, FLIP]] *= PER_STAGE
@@ -338,7 +356,8 @@ def _let_pass(plan, costs, t, code):
 
 @part
 def _tighten(plan, costs, t, unit):
-    """Tighten the trip of an activation's microbatch through some stages, and perhaps change how it is treated there."""
+    """Tighten the trip of an activation's microbatch through some stages, and perhaps change how it is
+    treated there."""
     low, stages = costs.low, len(costs.place)
     top = min(stages - 1, (unit >> low) + np.random.randint(0, NEARBY))
     base = max(0, top - np.random.randint(0, stages))

@@ -1,4 +1,5 @@
-"""Simple offloading patterns to start from: everything offloaded in FIFO order, or with one microbatch parked on the host."""
+"""Simple offloading patterns to start from: everything offloaded in FIFO order, or with one microbatch
+parked on the host."""
 
 from __future__ import annotations
 

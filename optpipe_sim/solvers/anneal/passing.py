@@ -1,5 +1,6 @@
-"""Moves by which microbatches overtake one another. At tight limits reloads have to keep their places in the program:
-of six seeds from `offload_everything`, p 4, m 8, room for two and slow copies, five then find 303 ns, else none."""
+"""Moves by which microbatches overtake one another. At tight limits reloads have to keep their places in
+the program: of six seeds from `offload_everything`, p 4, m 8, room for two and slow copies, five then
+find 303 ns, else none."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ from .edits import put, remove, set_joins, set_mode, set_offload, slide
 def overtake(plan, costs, t, code, far, ahead, stays, parks):
     """Move the microbatch of op `code`, an F or a B, `far` places later (below 0: earlier) from this op on.
 
-    A microbatch passes the forwards of all stages, then the backwards in reverse. It exchanges places with the
-    microbatches that it overtakes, or that overtake it, in all ops from this one on, on all devices. At stages with the old
-    order for F and the new one for B the treatments stay with the microbatches, but for whether the backward is one op;
-    reloads keep their places. What is then torn or in the wrong order is mended: an offload stays with its microbatch, or
-    without `stays` with its place; with `parks` those that wait longer there are offloaded. A new R is put `ahead` slots
-    before the op that needs it.
+    A microbatch passes the forwards of all stages, then the backwards in reverse. It exchanges places
+    with the microbatches that it overtakes, or that overtake it, in all ops from this one on, on all
+    devices. At stages with the old order for F and the new one for B the treatments stay with the
+    microbatches, but for whether the backward is one op; reloads keep their places. What is then torn or
+    in the wrong order is mended: an offload stays with its microbatch, or without `stays` with its
+    place; with `parks` those that wait longer there are offloaded. A new R is put `ahead` slots before
+    the op that needs it.
 
     Returns:
         Whether there was a microbatch to overtake.
@@ -76,8 +78,9 @@ def overtake(plan, costs, t, code, far, ahead, stays, parks):
 
 @part
 def _mend(plan, costs, t, d, unit, ahead, stays, parks):
-    """Restore a valid order of the ops of one activation whose B, W and R were exchanged: an F behind its B moves ahead
-    of it, as does a C. A single O or R is completed or removed; copies in another order are put anew."""
+    """Restore a valid order of the ops of one activation whose B, W and R were exchanged: an F behind
+    its B moves ahead of it, as does a C. A single O or R is completed or removed; copies in another
+    order are put anew."""
     high = costs.high
     backward, recompute = unit | B << high, unit | C << high
     if t.slot[backward] < t.slot[unit]:

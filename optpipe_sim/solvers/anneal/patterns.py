@@ -61,9 +61,20 @@ def pattern_start(
         if over():
             break
         cost, period = core.anneal_pattern(
-            times, offloaded, period, work.costs, work.links, work.times,
-            plan, best, cost, heat[at : at + CHUNK], problem.objective == "span", weight, typical,
-        )  # fmt: skip
+            times,
+            offloaded,
+            period,
+            work.costs,
+            work.links,
+            work.times,
+            plan,
+            best,
+            cost,
+            heat[at : at + CHUNK],
+            problem.objective == "span",
+            weight,
+            typical,
+        )
     return unpack(problem, best, "pattern")
 
 

@@ -83,8 +83,20 @@ def _change(times, offloaded, typical, back_ns):
 
 @compiled
 def anneal_pattern(
-    times, offloaded, period, costs, links, t, plan, best_plan, best, part, span_counts, mean_weight, typical,
-):  # fmt: skip
+    times,
+    offloaded,
+    period,
+    costs,
+    links,
+    t,
+    plan,
+    best_plan,
+    best,
+    part,
+    span_counts,
+    mean_weight,
+    typical,
+):
     """Anneal a pattern in place through the temperatures of `part` (ns, one per evaluation).
 
     `best_plan`: the best programs so far, kept up to date; `best`: their cost.

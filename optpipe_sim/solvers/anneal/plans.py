@@ -1,12 +1,14 @@
 """Programs and treatments in the encoding of the compiled code.
 
-An op is a code, ``kind << high | stage << low | microbatch`` (slices of microbatches count as microbatches
-here); its activation, the *unit*, is the same without the kind. A unit has a *mode*, ``2 * treatment + fused``: its
-treatment (see `op_table`), and whether its backward is one op. A fused backward stands in the program as a B without a W. Costs
-are looked up by *column*: the mode, behind those of the slices before (`times.column`).
+An op is a code, ``kind << high | stage << low | microbatch`` (slices of microbatches count as
+microbatches here); its activation, the *unit*, is the same without the kind. A unit has a *mode*, ``2 *
+treatment + fused``: its treatment (see `op_table`), and whether its backward is one op. A fused backward
+stands in the program as a B without a W. Costs are looked up by *column*: the mode, behind those of the
+slices before (`times.column`).
 
-A unit may *join*: its F is one op with whatever backward of another unit stands right behind it on its device, and runs alone
-where none does. So a move never tears a pair in two by mistake, and makes one by putting two ops together.
+A unit may *join*: its F is one op with whatever backward of another unit stands right behind it on its
+device, and runs alone where none does. So a move never tears a pair in two by mistake, and makes one by
+putting two ops together.
 """
 
 from __future__ import annotations
@@ -102,18 +104,32 @@ def make_costs(problem: Problem) -> Costs:
     )
     low, high = bits(problem)
     return Costs(
-        durations=durations, takes=by_mode(table.allocated_bytes), gives=by_mode(table.released_bytes),
-        asks=by_mode(table.asks), work=durations[[F, B, W, C]].sum(axis=0), many=np.array([len(some) for some in modes], np.int64),
-        place=np.array(profile.placement, np.int64), limit=np.array(limits, np.int64),
+        durations=durations,
+        takes=by_mode(table.allocated_bytes),
+        gives=by_mode(table.released_bytes),
+        asks=by_mode(table.asks),
+        work=durations[[F, B, W, C]].sum(axis=0),
+        many=np.array([len(some) for some in modes], np.int64),
+        place=np.array(profile.placement, np.int64),
+        limit=np.array(limits, np.int64),
         static=np.array(profile.static_bytes, np.int64),
-        lag=profile.t_comm_ns, occupancy=profile.occupancy_ns, serial=profile.links == "serial",
-        shared=profile.shares_copy_engine, sending=profile.sending_ns,
-        first=profile.parts_of(shape) * width, last=shape.last_slice(np.arange(shape.units)),
+        lag=profile.t_comm_ns,
+        occupancy=profile.occupancy_ns,
+        serial=profile.links == "serial",
+        shared=profile.shares_copy_engine,
+        sending=profile.sending_ns,
+        first=profile.parts_of(shape) * width,
+        last=shape.last_slice(np.arange(shape.units)),
         late=width * tables.asks.shape[1] if shape.slices > 1 else 0,
-        offloads=problem.may_offload, per_stage=problem.per_stage, copyable=copyable,
-        pairs=True if problem.may_pair else None, hidden=profile.hidden_ns(*np.indices((stages, stages))),
-        microbatches=shape.units, low=low, high=high,
-    )  # fmt: skip
+        offloads=problem.may_offload,
+        per_stage=problem.per_stage,
+        copyable=copyable,
+        pairs=True if problem.may_pair else None,
+        hidden=profile.hidden_ns(*np.indices((stages, stages))),
+        microbatches=shape.units,
+        low=low,
+        high=high,
+    )
 
 
 def _modes_of(profile: CostProfile, stage: int) -> range:

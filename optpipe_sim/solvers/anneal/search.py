@@ -74,8 +74,8 @@ def shares_links(problem: Problem) -> bool:
 
 
 def treats(problem: Problem) -> bool:
-    """Whether a problem is more than which activations to offload: the moves and the evaluation of shared links know
-    neither levels of recomputation, slices, treatments by stage nor blocking links."""
+    """Whether a problem is more than which activations to offload: the moves and the evaluation of
+    shared links know neither levels of recomputation, slices, treatments by stage nor blocking links."""
     offloads_stages = problem.per_stage and problem.may_offload
     return problem.decides or offloads_stages or problem.profile.sending_ns > 0
 
@@ -146,9 +146,17 @@ def search(
         start: Plan, best_plan: Plan, best: int, cooling: loop.Cooling, passing: float
     ) -> tuple[int, int]:
         return loop.anneal(  # type: ignore[no-any-return]
-            start, best_plan, best, work.costs, work.links, work.host, work.times,
-            chances(work.costs, passing), aim, cooling,
-        )  # fmt: skip
+            start,
+            best_plan,
+            best,
+            work.costs,
+            work.links,
+            work.host,
+            work.times,
+            chances(work.costs, passing),
+            aim,
+            cooling,
+        )
 
     visits = _slow_visits(search, seed) if treated else _visits(problem, work, search, seed)
     return search.run(visits, anneal, CHUNK_OPS[treated], on_incumbent, others)

@@ -31,8 +31,8 @@ from .waits import neighbours
 
 @step
 def begin_tails(plan, costs, t, span_counts):
-    """Make all tails stale; `renew_tails` then fills them in. With `span_counts` they lead to the longest span instead
-    of the makespan, and are valid while no device begins at another time.
+    """Make all tails stale; `renew_tails` then fills them in. With `span_counts` they lead to the
+    longest span instead of the makespan, and are valid while no device begins at another time.
 
     Returns:
         When the last device begins if spans count, else 0.
@@ -59,7 +59,8 @@ def begin_tails(plan, costs, t, span_counts):
 
 @step
 def mark_tails(plan, saved, costs, t):
-    """Mark the tails that a move has changed, which `marks.mark_move` has marked and `evaluate.update` evaluated."""
+    """Mark the tails that a move has changed, which `marks.mark_move` has marked and `evaluate.update`
+    evaluated."""
     # 1. ops that are elsewhere
     _mark_moved(plan, saved, costs, t)
     # 2. ops of other durations: what waits for them keeps their tails, but not those of their inputs
@@ -132,8 +133,8 @@ def _mark_regranted(plan, costs, t):
 
 @part  # inlined it makes the loop too large for the compiler, and a quarter slower
 def renew_tails(plan, costs, t):
-    """Evaluate the stale tails and all that change as a result, the last first; ``t.tail`` is then the longest path
-    over the ops that wait for each op, ns."""
+    """Evaluate the stale tails and all that change as a result, the last first; ``t.tail`` is then the
+    longest path over the ops that wait for each op, ns."""
     while True:
         # 1. the device whose next op ends last, and when that of the second one ends
         d, second = _last_device(t)
@@ -217,9 +218,11 @@ def _renew_device(plan, d, second, costs, t):
             code = plan.prog[d, slot]
             if (
                 t.stale[code] != trial
-                and after[code, FOLLOWING] == following and after[code, ASKED] == asked
-                and after[code, LATER_OUT] == out and after[code, LATER_BACK] == back
-            ):  # fmt: skip
+                and after[code, FOLLOWING] == following
+                and after[code, ASKED] == asked
+                and after[code, LATER_OUT] == out
+                and after[code, LATER_BACK] == back
+            ):
                 break
             after[code, FOLLOWING], after[code, ASKED] = following, asked
             after[code, LATER_OUT], after[code, LATER_BACK] = out, back
@@ -243,8 +246,8 @@ def _busy(code, kind, d, costs):
 
 @step
 def _from_start(code, plan, costs, t):
-    """Return the tail of an op, or of the pair that it is the backward of, plus its duration; ``UNKNOWN`` if the tail is
-    unknown or the op is absent."""
+    """Return the tail of an op, or of the pair that it is the backward of, plus its duration;
+    ``UNKNOWN`` if the tail is unknown or the op is absent."""
     if costs.pairs is not None:
         code = leader(code, plan, costs, t)
     if t.slot[code] < 0 or t.tail[code] == UNKNOWN:

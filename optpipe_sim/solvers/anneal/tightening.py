@@ -1,4 +1,5 @@
-"""A compiled move that tightens the trip of one microbatch: its ops wait less, past whatever others stand between."""
+"""A compiled move that tightens the trip of one microbatch: its ops wait less, past whatever others
+stand between."""
 
 from __future__ import annotations
 
@@ -11,16 +12,14 @@ LATE = 4  # an F may end a 1 / LATE of its duration later than just in time
 
 
 @part
-def tighten(
-    plan, costs, t, micro, base, top, new, keeps, forwards, backwards
-):  # fmt: skip
+def tighten(plan, costs, t, micro, base, top, new, keeps, forwards, backwards):
     """Tighten the trip of a microbatch through stages `base` to `top`, by the times of the last evaluation.
 
     Args:
         new: the mode its activations get there, where the stage has it; -1 for the one they have.
-        keeps: whether they are no longer offloaded. `forwards`: whether its F's move later, until just in
-            time for the next stage. `backwards`: whether its B's move earlier, until the message of the next stage arrives,
-            each with its W behind it.
+        keeps: whether they are no longer offloaded. `forwards`: whether its F's move later, until just
+            in time for the next stage. `backwards`: whether its B's move earlier, until the message of
+            the next stage arrives, each with its W behind it.
 
     Returns:
         (first device that may have changed, last one).

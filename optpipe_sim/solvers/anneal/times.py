@@ -67,14 +67,29 @@ def make_times(codes: int, units: int, devices: int, serial: bool) -> Times:
 
     row = ROW + devices * serial
     return Times(
-        end=ints(codes) - 1, ready=ints(codes), cause=ints(codes) - 1, slot=ints(codes) - 1,
-        before=ints(codes, row), taker=ints(codes) - 1, asker=ints(codes) - 1,
-        tail=ints(codes), after=ints(codes, AFTER),
-        stale=ints(codes), logged=ints(codes), log=ints(codes), kept=ints(codes, LOGS + row), tally=ints(2),
-        state=ints(devices, row), wake=ints(devices), key=ints(devices), pending=ints(devices),
-        changed=ints(devices, 2) - 1, touched=ints(4 * units, 2), filled=ints(1),
+        end=ints(codes) - 1,
+        ready=ints(codes),
+        cause=ints(codes) - 1,
+        slot=ints(codes) - 1,
+        before=ints(codes, row),
+        taker=ints(codes) - 1,
+        asker=ints(codes) - 1,
+        tail=ints(codes),
+        after=ints(codes, AFTER),
+        stale=ints(codes),
+        logged=ints(codes),
+        log=ints(codes),
+        kept=ints(codes, LOGS + row),
+        tally=ints(2),
+        state=ints(devices, row),
+        wake=ints(devices),
+        key=ints(devices),
+        pending=ints(devices),
+        changed=ints(devices, 2) - 1,
+        touched=ints(4 * units, 2),
+        filled=ints(1),
         turns=ints(5, units),
-    )  # fmt: skip
+    )
 
 
 @step

@@ -1,5 +1,5 @@
-"""The constraints of the CP-SAT model, each a function of its name. Every schedule keeps them; `order` has those that
-not every one does."""
+"""The constraints of the CP-SAT model, each a function of its name. Every schedule keeps them; `order`
+has those that not every one does."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .model import Activation, Model, binding, may_move
 
 
 def treatments(model: Model) -> None:
-    """Each activation has one level; a C only if that is not the first. With `per_stage` all activations of a stage
-    are treated alike, but for a BW."""
+    """Each activation has one level; a C only if that is not the first. With `per_stage` all activations
+    of a stage are treated alike, but for a BW."""
     cp, problem = model.cp, model.problem
     for at in model.activations:
         s, unit = at
@@ -50,7 +50,8 @@ def treatments(model: Model) -> None:
 
 
 def partners(model: Model) -> None:
-    """Each forward is one op with at most one backward of another unit on its device, and each backward with one forward."""
+    """Each forward is one op with at most one backward of another unit on its device, and each backward
+    with one forward."""
     if not model.problem.may_pair:
         return
     shape = model.problem.shape
@@ -68,8 +69,8 @@ def partners(model: Model) -> None:
 
 
 def ops(model: Model) -> None:
-    """Each op takes what the table says of its treatment; O and R are both present or neither, W only where there is
-    no BW."""
+    """Each op takes what the table says of its treatment; O and R are both present or neither, W only
+    where there is no BW."""
     for at in model.activations:
         forward, back, weight, again = (model.op(kind, *at) for kind in (F, B, W, C))
         fused = model.fused.get(at)
@@ -91,8 +92,8 @@ def ops(model: Model) -> None:
 
 
 def _weight(model: Model, weight: Op, back: Op, size: int, fused: Any) -> None:
-    """Add a W. One that is absent, or takes no time, is at the end of its backward: holding its bytes for longer would
-    gain nothing."""
+    """Add a W. One that is absent, or takes no time, is at the end of its backward: holding its bytes
+    for longer would gain nothing."""
     if fused is None and not size:
         model.start[weight] = model.end[weight] = model.end[back]
         return
@@ -104,8 +105,8 @@ def _weight(model: Model, weight: Op, back: Op, size: int, fused: Any) -> None:
 
 
 def copies(model: Model) -> None:
-    """O's and R's of what is offloaded, of one and the same activation; an O that takes keys and values along waits for
-    its microbatch's last slice."""
+    """O's and R's of what is offloaded, of one and the same activation; an O that takes keys and values
+    along waits for its microbatch's last slice."""
     for at, moved in model.moved.items():
         for kind in (O, R):
             sizes = [
@@ -123,8 +124,8 @@ def copies(model: Model) -> None:
 
 
 def add_op(model: Model, op: Op, size: Any, present: Any = None) -> None:
-    """Add an op, one that may be absent if it has a literal `present`. The stream is taken by the forward of a pair, for
-    both."""
+    """Add an op, one that may be absent if it has a literal `present`. The stream is taken by the
+    forward of a pair, for both."""
     cp, start, name = model.cp, model.time(str(op)), str(op)
     model.start[op] = start
     if present is not None:
@@ -167,8 +168,8 @@ def pairs(model: Model) -> None:
 
 
 def data_flow(model: Model) -> None:
-    """Every op starts when what it needs has ended and arrived (`ops.RULES`), if both take place; an absent W is at
-    the end of its backward."""
+    """Every op starts when what it needs has ended and arrived (`ops.RULES`), if both take place; an
+    absent W is at the end of its backward."""
     for op, start in model.start.items():
         for needed in dependencies(op):
             if needed not in model.start or start is model.end[needed]:
@@ -198,8 +199,8 @@ def engines(model: Model) -> None:
 
 
 def device_memory(model: Model) -> None:
-    """No device holds more than its limit: the bytes of each activation, over half-open intervals, so that what is released
-    at an instant is there for allocations at the same instant."""
+    """No device holds more than its limit: the bytes of each activation, over half-open intervals, so
+    that what is released at an instant is there for allocations at the same instant."""
     problem = model.problem
     for device, binds in enumerate(binding(problem)):
         if problem.limits is None or not (binds or problem.decides):
@@ -212,8 +213,8 @@ def device_memory(model: Model) -> None:
 
 
 def _hold_activation(model: Model, held: _Held, at: Activation) -> None:
-    """What F leaves, from its start to the end of the backward, less what is on the host between O and R; beside it what
-    ops allocate for themselves, and what W still needs."""
+    """What F leaves, from its start to the end of the backward, less what is on the host between O and
+    R; beside it what ops allocate for themselves, and what W still needs."""
     forward, back, weight, again, out, reload = (model.op(kind, *at) for kind in (F, B, W, C, O, R))
     taken, freed = model.start[forward], model.end[back]
     moved, fused = model.moved.get(at), model.fused.get(at)
@@ -307,8 +308,9 @@ def first_ops_at_once(model: Model) -> None:
 
 
 def cost(model: Model, least: int, most: int) -> None:
-    """The cost, from `least` to `most` units: the last end, or the longest time from a device's
-    first op to its last. The very first F starts at 0, as it waits for nothing; where microbatches differ any may be first."""
+    """The cost, from `least` to `most` units: the last end, or the longest time from a device's first op
+    to its last. The very first F starts at 0, as it waits for nothing; where microbatches differ any may
+    be first."""
     cp, problem = model.cp, model.problem
     total = model.cost = cp.new_int_var(least, most, "cost")
     if problem.profile.alike:

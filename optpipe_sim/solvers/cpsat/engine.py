@@ -1,10 +1,10 @@
 """Solve with CP-SAT: good schedules and proofs for small and medium sizes.
 
-The search runs in phases, which state one model (`model`, `constraints`) under different assumptions on the order of
-microbatches (`order`). The first phase assumes first in,
-first out, where good schedules are. Where that is a restriction, further phases look
-for a lower cost only: any order, with each op in the window in which every better schedule has it;
-a relaxation to ranks; any order. The bound holds for every schedule.
+The search runs in phases, which state one model (`model`, `constraints`) under different assumptions on
+the order of microbatches (`order`). The first phase assumes first in, first out, where good schedules
+are. Where that is a restriction, further phases look for a lower cost only: any order, with each op in
+the window in which every better schedule has it; a relaxation to ranks; any order. The bound holds for
+every schedule.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from .model import Activation, Model
 
 
 def hint(model: Model, trace: Trace) -> None:
-    """Hint the times and the treatments of a schedule; microbatches by their order at stage 0. Where that violates a
-    constraint the solver has to repair it."""
+    """Hint the times and the treatments of a schedule; microbatches by their order at stage 0. Where
+    that violates a constraint the solver has to repair it."""
     cp, schedule, n = model.cp, trace.schedule, model.problem.shape.slices
     spans = {span.op: span for span in trace.spans}
     first = sorted(
@@ -31,9 +31,12 @@ def hint(model: Model, trace: Trace) -> None:
     rows = np.flatnonzero(schedule.paired)
     _, stages, units = schedule.table.T.tolist()
     paired = {
-        (model.op(F, stages[at], number[units[at]]), model.op(B, stages[at + 1], number[units[at + 1]]))
+        (
+            model.op(F, stages[at], number[units[at]]),
+            model.op(B, stages[at + 1], number[units[at + 1]]),
+        )
         for at in rows.tolist()
-    }  # fmt: skip
+    }
     for pair, literal in model.pairs.items():
         cp.add_hint(literal, pair in paired)
     cp.add_hint(model.cost, min(trace.cost_ns // model.unit_ns, model.horizon))

@@ -1,10 +1,11 @@
 """The problem as one CP-SAT model: its variables, and the schedule that their values are.
 
-An interval per op, optional where the op is: O and R of what may be offloaded, C of what may be recomputed, W of what may be a
-BW. Per activation a literal for each level of recomputation (none where there is nothing to choose), one for a recomputation
-apart, one for an offload, one for a BW; per forward and backward that may be one op a literal that they are. What ops
-take, allocate and release comes from the table of ops (`op_table`). `constraints` states the rules of
-docs/semantics.md, each in a function of its name.
+An interval per op, optional where the op is: O and R of what may be offloaded, C of what may be
+recomputed, W of what may be a BW. Per activation a literal for each level of recomputation (none where
+there is nothing to choose), one for a recomputation apart, one for an offload, one for a BW; per forward
+and backward that may be one op a literal that they are. What ops take, allocate and release comes from
+the table of ops (`op_table`). `constraints` states the rules of docs/semantics.md, each in a function of
+its name.
 
 The model relaxes the semantics, so that its bound is valid and only the replay gives the cost of a
 schedule: serial and blocking links count as latency, and with the objective ``span`` a device may

@@ -1,13 +1,16 @@
 """The order of microbatches: what the phases assume of it, and what that costs a proof.
 
-**First in, first out** (``fifo``). Without offloading and recomputation microbatches are alike: times of one kind on one stage may
-be dealt out sorted (engines and the bytes held do not depend on which microbatch an op is of, and if each time exceeds
-its partner by at least d, the k-th smallest one exceeds the k-th smallest partner by at least d). So some optimal schedule keeps the order, and the bound of the phase is
-a bound on all. With offloading it is a restriction, and only finds schedules: a microbatch parked on the host while others overtake it
-saves them their copies, which pays if copies are slow and memory is scarce (a few per cent in three of a hundred random small problems).
-So it is with levels of recomputation, as soon as two microbatches may hold different amounts of memory.
+**First in, first out** (``fifo``). Without offloading and recomputation microbatches are alike: times of
+one kind on one stage may be dealt out sorted (engines and the bytes held do not depend on which
+microbatch an op is of, and if each time exceeds its partner by at least d, the k-th smallest one exceeds
+the k-th smallest partner by at least d). So some optimal schedule keeps the order, and the bound of the
+phase is a bound on all. With offloading it is a restriction, and only finds schedules: a microbatch
+parked on the host while others overtake it saves them their copies, which pays if copies are slow and
+memory is scarce (a few per cent in three of a hundred random small problems). So it is with levels of
+recomputation, as soon as two microbatches may hold different amounts of memory.
 
-**Free**. Only stage 0 runs microbatches that are alike by number, which merely names them: the bound holds for every schedule.
+**Free**. Only stage 0 runs microbatches that are alike by number, which merely names them: the bound
+holds for every schedule.
 
 **Ranks** are a relaxation: F, B and W number k of each stage, counted in time, in place of those of
 a microbatch; O number k, and R for the B number r. Each k-th event needs k of what it waits for, so
@@ -42,8 +45,9 @@ FIFO, FREE, RANKS, WINDOWS = "fifo", "free", "ranks", "windows"
 
 
 def in_order(model: Model) -> None:
-    """Every stage runs all forwards, and all backwards, in the order of microbatches; where these are alike, what goes
-    with them as well. Absent copies keep a place of zero duration in the chain, so that one chain links all that are present."""
+    """Every stage runs all forwards, and all backwards, in the order of microbatches; where these are
+    alike, what goes with them as well. Absent copies keep a place of zero duration in the chain, so that
+    one chain links all that are present."""
     chains = [(F, list(model.units)), (B, backward_units(model.problem.shape))]
     if not model.problem.decides:
         chains += [(kind, list(model.units)) for kind in (W, O, R)]
@@ -137,8 +141,9 @@ class _Change(NamedTuple):
 
 
 def memory_in_order(model: Model, paired: bool) -> None:
-    """When an F or R allocates on a device, what has been allocated less what has been released fits: literals say what is
-    over by then, where the order of microbatches does not. `paired`: an O and an R of the same number are of one activation.
+    """When an F or R allocates on a device, what has been allocated less what has been released fits:
+    literals say what is over by then, where the order of microbatches does not. `paired`: an O and an R
+    of the same number are of one activation.
 
     Stronger than intervals (`constraints.device_memory`), but it grows faster, and it holds in order only.
     """

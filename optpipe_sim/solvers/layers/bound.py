@@ -16,8 +16,9 @@ messages and first items as there are stages before its first one. The least ove
 distribute the items, contiguous or not, of the longest such time is no more than that of any layout.
 This bound ignores the memory limit: what must be recomputed or offloaded to fit is not in it.
 
-*Pairs.* A pair takes no less than its two ops one after the other without what they exchange, because all else is computed by one stream; so a bound for
-layers that exchange nothing holds. Where layers do not say what they exchange, only that a pair takes no less than either of its ops is known.
+*Pairs.* A pair takes no less than its two ops one after the other without what they exchange, because
+all else is computed by one stream; so a bound for layers that exchange nothing holds. Where layers do
+not say what they exchange, only that a pair takes no less than either of its ops is known.
 """
 
 from __future__ import annotations
@@ -100,8 +101,12 @@ class Runs:
         behind = [*range(last, last + p - 1 - s), count] if s < p - 1 else [count]
         stages = [*map(self._chain, *_ends(before)), own, *map(self._chain, *_ends(behind))]
         others = replace(
-            self.profile, chunks=1, placement=tuple(range(p)), stages=tuple(stages), memory_limit=None
-        )  # fmt: skip
+            self.profile,
+            chunks=1,
+            placement=tuple(range(p)),
+            stages=tuple(stages),
+            memory_limit=None,
+        )
         device = self.profile.placement[s] if self.profile.chunks == 1 else s
         limit = None if self.limits is None else self.limits[device]
         if limit is not None and own.static_bytes + own.least_running_bytes > limit:
@@ -175,7 +180,9 @@ def _one_microbatch(profile: CostProfile, objective: str) -> int:
     """Return the time of all F's and backwards of a microbatch, and of its messages."""
     if objective != "flush":
         return 0
-    chain = sum(item.cost.t_f_ns + min(item.cost.t_b_ns, item.cost.fused_ns) for item in profile.items)  # fmt: skip
+    chain = sum(
+        item.cost.t_f_ns + min(item.cost.t_b_ns, item.cost.fused_ns) for item in profile.items
+    )
     crossings = sum(a != b for a, b in pairwise(profile.placement))
     return chain + 2 * crossings * profile.t_comm_ns
 

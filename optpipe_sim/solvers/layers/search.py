@@ -208,7 +208,8 @@ class _Search:
         return problem_of(layout, self.microbatches, None, self.options)
 
     def _bounds(self, given: Sequence[CostProfile]) -> tuple[list[Bound], list[CostProfile]]:
-        """Return, per shape, a bound for all of its layouts; and layouts that may be better than the given ones."""
+        """Return, per shape, a bound for all of its layouts; and layouts that may be better than the
+        given ones."""
         bounds, found = [], []
         share = BOUND_SHARE * self.options.time_limit / len(given)
         for one in given:
@@ -254,7 +255,8 @@ class _Search:
         return found
 
     def _move(self) -> bool:
-        """Move layers of the incumbent as long as that helps, then search again; return whether any move helped."""
+        """Move layers of the incumbent as long as that helps, then search again; return whether any move
+        helped."""
         assert self.best is not None
         assert self.best.trace is not None
         trace = self.best.trace
@@ -350,7 +352,8 @@ def _least_ns(layout: CostProfile, microbatches: int, objective: str) -> int:
 
 
 def device_work(layout: CostProfile, pairs: bool = False) -> list[int]:
-    """Return, per device, the work of a microbatch in ns; with `pairs` less what stages hide of themselves as one op."""
+    """Return, per device, the work of a microbatch in ns; with `pairs` less what stages hide of
+    themselves as one op."""
     busy = [0] * layout.devices
     at = np.arange(len(layout.stages))
     hidden = layout.hidden_ns(at, at) if pairs else np.zeros(len(at), int)
@@ -361,7 +364,8 @@ def device_work(layout: CostProfile, pairs: bool = False) -> list[int]:
 
 def balanced(profile: CostProfile, pairs: bool = False) -> list[int]:
     """Return a layout whose busiest device has little work: an even share, improved by moves of one item
-    while that reduces the load of the busiest devices. With `pairs` work is what items take as one op (`Item.paired_ns`)."""
+    while that reduces the load of the busiest devices. With `pairs` work is what items take as one op
+    (`Item.paired_ns`)."""
     work = np.cumsum(
         [0, *(item.paired_ns if pairs else item.cost.work_ns for item in profile.items)]
     )

@@ -153,9 +153,12 @@ def _highs(model: Model, settings: Settings, improved: Improved, raised: Raised)
     info, status, names = solver.getInfo(), solver.getModelStatus(), highspy.HighsModelStatus
     ends = {names.kOptimal: OPTIMAL, names.kInfeasible: INFEASIBLE}
     return Outcome(
-        ends.get(status, STOPPED), float(info.mip_dual_bound), interrupted, started,
+        ends.get(status, STOPPED),
+        float(info.mip_dual_bound),
+        interrupted,
+        started,
         int(info.mip_node_count),
-    )  # fmt: skip
+    )
 
 
 def _gurobi(model: Model, settings: Settings, improved: Improved, raised: Raised) -> Outcome:

@@ -129,7 +129,8 @@ class _BoundSearch:
         return min(self.best, self.goal)
 
     def _deepen(self, left: list[_Open]) -> None:
-        """Search devices of one stage in layers: each once, then the best one again and again; others best first."""
+        """Search devices of one stage in layers: each once, then the best one again and again; others
+        best first."""
         stopped = [entry for entry in left if len(entry.device.stages) > 1]
         left = [entry for entry in left if len(entry.device.stages) == 1]
         while left and not self._over:
@@ -176,8 +177,8 @@ class _BoundSearch:
         return final
 
     def _search_layers(self, entry: _Open, share: float) -> bool:
-        """Search a device with more nodes in its layers than before, within a share of the time; return whether there
-        is no more to be proven, or no time to do so."""
+        """Search a device with more nodes in its layers than before, within a share of the time; return
+        whether there is no more to be proven, or no time to do so."""
         began = time.monotonic()
         width = WIDTHS * entry.width
         if entry.took:
@@ -194,8 +195,8 @@ class _BoundSearch:
 
 @dataclass
 class _Open:
-    """A device whose searches may still prove more: the best that they have proven, their prices of ops, and how many
-    nodes of the same counts the last search in layers had, and what it took, in s."""
+    """A device whose searches may still prove more: the best that they have proven, their prices of ops,
+    and how many nodes of the same counts the last search in layers had, and what it took, in s."""
 
     device: OneDevice
     bound: int = 0

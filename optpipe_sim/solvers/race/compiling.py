@@ -96,10 +96,12 @@ def _tiny(chunks: bool, linked: bool, levels: bool = False, pairs: bool = False)
             "stages": {**stage, "recompute": recompute},
             "pair_hidden_ns": 10 * pairs,
             "offload": {
-                "t_offload_ns": 10, "t_reload_ns": 10, "host_link_groups": [[0, 1]] if linked else [],
+                "t_offload_ns": 10,
+                "t_reload_ns": 10,
+                "host_link_groups": [[0, 1]] if linked else [],
             },
         }
-    )  # fmt: skip
+    )
     return make_problem(profile, 3, 12, "flush")
 
 

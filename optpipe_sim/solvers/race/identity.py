@@ -123,8 +123,12 @@ def identity(problem: Problem) -> Identity:
             if offload.nvme is not None and offload.writes_behind:
                 drives = offload.nvme
                 data["behind"] = [
-                    drives.write_bytes_per_s, drives.staging_bytes, offload.devices_per_node, unit, part
-                ]  # fmt: skip
+                    drives.write_bytes_per_s,
+                    drives.staging_bytes,
+                    offload.devices_per_node,
+                    unit,
+                    part,
+                ]
     return Identity(data, unit)
 
 

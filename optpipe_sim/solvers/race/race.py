@@ -1,5 +1,5 @@
-"""The race of all engines to solve one problem: its state, and the processes that run them in parallel until the time limit or
-a proof stops them."""
+"""The race of all engines to solve one problem: its state, and the processes that run them in parallel
+until the time limit or a proof stops them."""
 
 from __future__ import annotations
 

@@ -51,8 +51,9 @@ class Rule(NamedTuple):
     """Published schedules of one shape that are built together.
 
     Attributes:
-        tier: lower tiers are cheaper to build; `STRETCHED` is not published. estimate_ns: an
-            estimate of the makespan of the fastest. bound_ns: a proven lower bound on all of them. at: the number of their shape.
+        tier: lower tiers are cheaper to build; `STRETCHED` is not published. estimate_ns: an estimate of
+            the makespan of the fastest. bound_ns: a proven lower bound on all of them. at: the number of
+            their shape.
             built: the function of (best_ns, over) that builds them; `best_ns` is the cost that they
             have to beat, `over` tells whether the time is up. ours: whether it is a greedy of this project, or the
             paper's that it reconstructs, and no published rule.

@@ -33,8 +33,8 @@ class Drop(NamedTuple):
 def tidy(
     problem: Problem, schedule: Schedule, seconds: float = 1.0, tries: int | None = None
 ) -> Schedule:
-    """Return the schedule without the offloads and recomputations that can be dropped, or be lighter, at the same cost;
-    itself if there are none.
+    """Return the schedule without the offloads and recomputations that can be dropped, or be lighter, at
+    the same cost; itself if there are none.
 
     Sets of them are tried together, offloads that free memory for the shortest time first; a set that cannot be
     dropped is halved. Whole stages change together if their activations must be treated alike. A replay at the end

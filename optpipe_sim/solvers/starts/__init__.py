@@ -1,2 +1,2 @@
-"""Where a search begins: the published schedules with every value of their options, AdaOffload's settings and waves, and problems
-with fixed levels of recomputation."""
+"""Where a search begins: the published schedules with every value of their options, AdaOffload's
+settings and waves, and problems with fixed levels of recomputation."""

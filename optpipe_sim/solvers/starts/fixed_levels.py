@@ -233,11 +233,21 @@ def _cheapest(problem: Problem, part: float) -> tuple[int, ...]:
         }
         while _needs(problem, levels, at_once) > room:
             steps = [
-                ((_time(problem, stage, level) - _time(problem, stage, levels[stage])) / freed, stage, level)
+                (
+                    (_time(problem, stage, level) - _time(problem, stage, levels[stage])) / freed,
+                    stage,
+                    level,
+                )
                 for stage in mine
-                for level in range(levels[stage] + 1, len(problem.profile.stages[stage].recompute) + 1)
-                if (freed := at_once[stage] * (_kept(problem, stage, levels[stage]) - _kept(problem, stage, level))) > 0
-            ]  # fmt: skip
+                for level in range(
+                    levels[stage] + 1, len(problem.profile.stages[stage].recompute) + 1
+                )
+                if (
+                    freed := at_once[stage]
+                    * (_kept(problem, stage, levels[stage]) - _kept(problem, stage, level))
+                )
+                > 0
+            ]
             if not steps:
                 break
             _, stage, level = min(steps)

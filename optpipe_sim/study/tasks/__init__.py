@@ -1,10 +1,12 @@
 """Tasks: what an experiment runs at each of its points.
 
-A task is a module here, named like the task, with a plain function ``run`` and a number ``VERSION``
-(to be raised when its results change: points computed by another version are computed again). The
-parameters of ``run``, by their annotations, are the keys that an experiment may give; it returns a
-row (a mapping of columns to numbers, texts, truth values, None, or lists, which tables keep as JSON)
-or several. A parameter of the kind `SolveOptions` stands for all the options of `solve`, each of which is a key. A task that only one experiment has is a file ``task.py`` of the same kind in its folder. `CostProfile` stands for a profile; the kinds below for what else has a notation.
+A task is a module here, named like the task, with a plain function ``run`` and a number ``VERSION`` (to
+be raised when its results change: points computed by another version are computed again). The parameters
+of ``run``, by their annotations, are the keys that an experiment may give; it returns a row (a mapping
+of columns to numbers, texts, truth values, None, or lists, which tables keep as JSON) or several. A
+parameter of the kind `SolveOptions` stands for all the options of `solve`, each of which is a key. A
+task that only one experiment has is a file ``task.py`` of the same kind in its folder. `CostProfile`
+stands for a profile; the kinds below for what else has a notation.
 """
 
 from __future__ import annotations

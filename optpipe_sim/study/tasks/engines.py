@@ -47,12 +47,12 @@ def run(
     alone) has simple patterns that offload everything in the place of nothing; ``auto`` is `solve`,
     all engines at once, a process each, whatever the `cores`.
 
-    Columns: ``objective_ns`` (None: nothing yet), ``lower_bound_ns`` and ``gap`` by then;
-    ``incumbents`` and ``bounds``: [seconds, ns] of the improvements since the time before;
-    ``first_s`` and ``first_ns``: the first schedule; ``seconds``: what the run took;
-    ``formula_*``: the MILP's size before time windows fix some; ``variables`` and ``constraints``: the model as the
-    solver gets it, once time windows have fixed what they can, for CP-SAT its last one.
-    ``status`` is ``refused`` where a MILP is too large to be stated.
+    Columns: ``objective_ns`` (None: nothing yet), ``lower_bound_ns`` and ``gap`` by then; ``incumbents``
+    and ``bounds``: [seconds, ns] of the improvements since the time before; ``first_s`` and
+    ``first_ns``: the first schedule; ``seconds``: what the run took; ``formula_*``: the MILP's size
+    before time windows fix some; ``variables`` and ``constraints``: the model as the solver gets it,
+    once time windows have fixed what they can, for CP-SAT its last one. ``status`` is ``refused`` where
+    a MILP is too large to be stated.
     """
     times = sorted(times)
     limit = min(time_limit or times[-1], times[-1])
@@ -130,17 +130,29 @@ def _run(
     seconds, seed, cores = effort.time_limit, effort.seed, effort.workers or 1
     if engine in (ADAOFFLOAD, "auto"):
         return solve(
-            problem.profile, problem.microbatches, problem.limits, engine, seconds, seed=seed,
-            workers=cores, warm_start="none" if start == "none" else None, chunks="own",
-        )  # fmt: skip
+            problem.profile,
+            problem.microbatches,
+            problem.limits,
+            engine,
+            seconds,
+            seed=seed,
+            workers=cores,
+            warm_start="none" if start == "none" else None,
+            chunks="own",
+        )
     given: Schedule | None = None
     if start == ADAOFFLOAD:
         given = adaoffload(problem.profile, problem.microbatches, problem.limits)
     if engine == "milp":
         return solve_milp(
-            problem, seconds, warm_start=given, solver=effort.solver, seed=seed, threads=cores,
+            problem,
+            seconds,
+            warm_start=given,
+            solver=effort.solver,
+            seed=seed,
+            threads=cores,
             options=MilpOptions(adaoffload=False),
-        )  # fmt: skip
+        )
     if engine == "cpsat":
         return solve_cpsat(
             problem, seconds, warm_start=given, seed=seed, workers=cores, lower_bound_ns=bound_ns
@@ -157,9 +169,13 @@ def _annealed(
     if not starts:
         starts = [offload_everything(problem, depth) for depth in (1, 2, problem.shape.stages)]
     best = search(
-        problem, starts, goal_ns=bound_ns, time_limit=effort.time_limit, seed=effort.seed,
+        problem,
+        starts,
+        goal_ns=bound_ns,
+        time_limit=effort.time_limit,
+        seed=effort.seed,
         on_incumbent=lambda _, cost: seen.append((perf_counter() - began, cost)),
-    )  # fmt: skip
+    )
     took = perf_counter() - began
     if given is not None:
         seen.insert(0, (0.0, problem.replay(given).cost_ns))

@@ -23,10 +23,10 @@ def run(
 ) -> Row:
     """Return the result of `solve`, its schedule's measures, and its improvements over time.
 
-    ``incumbents`` and ``bounds`` are lists of [seconds, ns]. ``warm_start`` ``none`` starts the
-    engine from nothing, ``best`` from the best of AdaOffload and the published schedules. ``workers``
-    are as many as ``cores`` unless they are given. With a ``margin``, ``planned_ns`` is the time within it. Without a schedule ``fits`` is False, with the
-    reason.
+    ``incumbents`` and ``bounds`` are lists of [seconds, ns]. ``warm_start`` ``none`` starts the engine
+    from nothing, ``best`` from the best of AdaOffload and the published schedules. ``workers`` are as
+    many as ``cores`` unless they are given. With a ``margin``, ``planned_ns`` is the time within it.
+    Without a schedule ``fits`` is False, with the reason.
     """
     options = replace(options, workers=options.workers or cores)
     try:

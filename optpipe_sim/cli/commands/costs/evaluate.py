@@ -106,7 +106,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def expanded(words: Sequence[str]) -> list[str]:
-    """Return the words of `evaluate` with what ``--log`` says in their front, where what the user gives overrides it.
+    """Return the words of `evaluate` with what ``--log`` says in their front, where what the user gives
+    overrides it.
 
     Raises:
         OptPipeError: for a log that does not say the run.

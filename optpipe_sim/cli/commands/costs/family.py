@@ -57,8 +57,8 @@ def share_of_splits(family: str | None) -> float:
 def plan_in(
     family: str, found: Advice, seconds: float, given: dict[str, Any]
 ) -> tuple[dict[str, Any], Row]:
-    """Return the options of the best row, or of a better plan that is near one of the fastest configurations, how far from the best of
-    its split that is, and the plan as a row.
+    """Return the options of the best row, or of a better plan that is near one of the fastest
+    configurations, how far from the best of its split that is, and the plan as a row.
 
     Args:
         seconds: how long to search for a better one. `given`: the user's options.
@@ -72,7 +72,8 @@ def plan_in(
 
 
 def with_row(found: Advice, told: Row, interrupted: bool = False) -> Advice:
-    """Return the advice with a plan in the place of its split's row; `interrupted`: Ctrl-C has ended the search for it."""
+    """Return the advice with a plan in the place of its split's row; `interrupted`: Ctrl-C has ended the
+    search for it."""
     others = (row for row in found.rows if row.choice.split != told.choice.split)
     rows = sorted([told, *others], key=lambda row: row.key)
     rows = rows[: len(found.rows)]
@@ -97,8 +98,8 @@ def told_to(family: str | None, trace: Trace) -> None:
 
 
 def write_scripts(folder: str, found: Advice, told: Row) -> tuple[dict[str, str], list[str]]:
-    """Write a script for the plan that was told and for each further row, up to `SCRIPTS`; return their names with what
-    they are, and a sentence for each row that Megatron-LM has no options for."""
+    """Write a script for the plan that was told and for each further row, up to `SCRIPTS`; return their
+    names with what they are, and a sentence for each row that Megatron-LM has no options for."""
     from pathlib import Path
 
     from ....files import write_text
@@ -162,8 +163,9 @@ def _torchtitan(row: Row) -> dict[str, Any]:
 
 
 def _megatron(found: Advice, seconds: float, fixed: bool) -> tuple[dict[str, Any], Row]:
-    """Return the plan of the best row or a better one: with the first layers of chunks recomputed, activations offloaded, or other
-    layers on the stages of one of the fastest configurations. `fixed`: what is recomputed stays as it is."""
+    """Return the plan of the best row or a better one: with the first layers of chunks recomputed,
+    activations offloaded, or other layers on the stages of one of the fastest configurations. `fixed`:
+    what is recomputed stays as it is."""
     from ....frameworks.megatron.family import plan_for
 
     until = time.monotonic() + seconds
@@ -227,8 +229,8 @@ def _near(found: Advice, until: float, fixed: bool) -> Iterator[Row]:
 
 
 def _layers(plan: Plan) -> list[int | str]:
-    """Return the layers of each stage as `estimate` takes them: with an m behind the number where those that predict further
-    tokens are, if not on the stage of the loss."""
+    """Return the layers of each stage as `estimate` takes them: with an m behind the number where those
+    that predict further tokens are, if not on the stage of the loss."""
     from ....costs.layout import MARK
 
     return [
@@ -237,8 +239,8 @@ def _layers(plan: Plan) -> list[int | str]:
 
 
 def _fastest(found: Advice, fixed: bool) -> list[Choice]:
-    """Return the configurations that are at most `NEAR` slower than the fastest that fits, which comes first, one for
-    all recomputations unless what is recomputed is `fixed`."""
+    """Return the configurations that are at most `NEAR` slower than the fastest that fits, which comes
+    first, one for all recomputations unless what is recomputed is `fixed`."""
     most = (1 + NEAR) * found.rows[0].iteration_ns
     points = sorted(
         (p for p in found.points if p.fits and p.iteration_ns <= most), key=lambda p: p[:2]

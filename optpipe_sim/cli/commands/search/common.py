@@ -83,7 +83,8 @@ STEPS_UP = (1.0, 1.02, 1.05, 1.1, 1.2)  # times the least limit
 def refuse(
     arguments: argparse.Namespace, out: Out, profile: CostProfile, error: OptPipeError
 ) -> NoReturn:
-    """Print the answer for ``--json`` where there is no schedule, and raise `error` with what would fit in its message.
+    """Print the answer for ``--json`` where there is no schedule, and raise `error` with what would fit
+    in its message.
 
     Args:
         profile: as read, without the restrictions of the command line.
