@@ -51,4 +51,4 @@ def test_a_plan_runs_in_megatron_and_takes_the_time_that_the_table_gives(
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']}-{row['gpus']}-{row['seed']}")
 def test_each_answer_stands_above_its_bound_and_came_within_minutes(row: dict[str, Any]) -> None:
     assert row["bound_ns"] <= row["free_ns"] <= row["iteration_ns"]
-    assert row["seconds"] < 300  # beside other work
+    assert row["seconds"] < 60
