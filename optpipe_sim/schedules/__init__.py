@@ -36,8 +36,7 @@ class Entry:
         options: the options that users may give after a colon, with their parsers.
         title: its name as papers write it; empty: the name in capitals.
         runs: on ``one`` chunk per device, several in a ``loop``, two in a ``vee``.
-        keeps: what it holds for certain: ``all`` activations of a microbatch on a device before the
-            first backward there;
+        keeps: what it holds for certain: ``all`` activations of a microbatch on a device before the first backward there;
             ``in flight``: also those of the microbatches that 1F1B has under way, on one chunk; empty: less.
         offloads: it is nothing without a link to the host.
         plans: it chooses treatments for a memory limit. `recomputes`: also what is recomputed.
@@ -242,8 +241,8 @@ WHOLE = those(lambda entry: not entry.sliced)  # sequences are not cut
 
 # what others call a schedule
 def names_in(family: str | None) -> tuple[str, ...]:
-    """Return the schedules of whole sequences whose orders a framework has: of Megatron-LM 1F1B and its
-    interleaved form, of torchtitan all that its CSV of orders holds; all of them without a family."""
+    """Return the schedules of whole sequences whose orders a framework has: of Megatron-LM 1F1B and its interleaved form,
+    of torchtitan all that its CSV of orders holds; all of them without a family."""
     if family == "megatron":
         return PLAIN, INTERLEAVED
     if family == "torchtitan":

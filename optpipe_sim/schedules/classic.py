@@ -90,10 +90,9 @@ def interleaved_1f1b(
         microbatches: m; with groups of p a multiple of p.
         chunks: v; default: the profile's own where it has more than one, else 2.
         group: g, from p to m; m mod g is 0 or at least p. Default: p.
-        pairs: each forward after the warm-up is one op with the backward beside it, as Megatron-LM's
-            combined 1F1B runs them (``--overlap-moe-expert-parallel-comm``), so that it hides the
-            exchange of experts' tokens. A rank then starts with one forward more, or a backward would
-            need the forward of its own pair.
+        pairs: each forward after the warm-up is one op with the backward beside it, as Megatron-LM's combined 1F1B runs them
+            (``--overlap-moe-expert-parallel-comm``), so that it hides the exchange of experts' tokens. A rank then starts with one forward
+            more, or a backward would need the forward of its own pair.
 
     Raises:
         InvalidSchedule: if p does not divide m, or if Megatron-LM does not accept `group`.

@@ -48,10 +48,9 @@ class _Device:
 def dualpipe_v(profile: CostProfile, microbatches: int, pairs: bool | None = None) -> Schedule:
     """Build DualPipe-V: eight phases per device; chunk 0 runs down the devices, chunk 1 back up.
 
-    A forward and its paired backward, which the authors overlap on the GPU, are one op with `pairs`
-    (default: where the profile says what pairs hide), else two, F first. If every op takes one unit (BW
-    two), the bubble is p - 1 units without pairs; with them it is (p - 1)(F&B + BW - 3W), F&B being what
-    a pair takes. At most 2p + 1 chunk activations are held. Needs m >= 2p.
+    A forward and its paired backward, which the authors overlap on the GPU, are one op with `pairs` (default: where the profile says what
+    pairs hide), else two, F first. If every op takes one unit (BW two), the bubble is p - 1 units without pairs; with them it is
+    (p - 1)(F&B + BW - 3W), F&B being what a pair takes. At most 2p + 1 chunk activations are held. Needs m >= 2p.
 
     At p = 4, m = 8, one cell per unit::
 

@@ -36,13 +36,10 @@ def gis(
 
     At p = 4, m = 8, v = 2, one cell per unit::
 
-        0 F0 F1 F2 F3 f0 f1 f2 f3 .  .  .  b0 w0 F4 b1 w1 F5 b2 w2 F6 b3 w3 F7 B0 W0 f4 B1 W1 f5 B2 W2 f6
-        B3 W3 f7 b4 w4 .  b5 w5 .  b6 w6 .  b7 w7 B4 W4 B5 W5 B6 W6 B7 W7
-    1 .  F0 F1 F2 F3 f0 f1 f2 .  .  b0 w0 f3 b1 w1 F4 b2 w2 F5 b3 w3 F6 B0 W0 F7 B1 W1 f4 B2 W2 f5 B3 W3
-    f6 b4 w4 f7 b5 w5 .  b6 w6 .  b7 w7 B4 W4 B5 W5 B6 W6 B7 W7 . 2 .  .  F0 F1 F2 F3 f0 f1 .  b0 w0 f2
-    b1 w1 f3 b2 w2 F4 b3 w3 F5 B0 W0 F6 B1 W1 F7 B2 W2 f4 B3 W3 f5 b4 w4 f6 b5 w5 f7 b6 w6 .  b7 w7 B4 W4
-    B5 W5 B6 W6 B7 W7 .  . 3 .  .  .  F0 F1 F2 F3 f0 b0 w0 f1 b1 w1 f2 b2 w2 f3 b3 w3 F4 B0 W0 F5 B1 W1
-    F6 B2 W2 F7 B3 W3 f4 b4 w4 f5 b5 w5 f6 b6 w6 f7 b7 w7 B4 W4 B5 W5 B6 W6 B7 W7 .  .  .
+        0 F0 F1 F2 F3 f0 f1 f2 f3 .  .  .  b0 w0 F4 b1 w1 F5 b2 w2 F6 b3 w3 F7 B0 W0 f4 B1 W1 f5 B2 W2 f6 B3 W3 f7 b4 w4 .  b5 w5 .  b6 w6 .  b7 w7 B4 W4 B5 W5 B6 W6 B7 W7
+    1 .  F0 F1 F2 F3 f0 f1 f2 .  .  b0 w0 f3 b1 w1 F4 b2 w2 F5 b3 w3 F6 B0 W0 F7 B1 W1 f4 B2 W2 f5 B3 W3 f6 b4 w4 f7 b5 w5 .  b6 w6 .  b7 w7 B4 W4 B5 W5 B6 W6 B7 W7 .
+    2 .  .  F0 F1 F2 F3 f0 f1 .  b0 w0 f2 b1 w1 f3 b2 w2 F4 b3 w3 F5 B0 W0 F6 B1 W1 F7 B2 W2 f4 B3 W3 f5 b4 w4 f6 b5 w5 f7 b6 w6 .  b7 w7 B4 W4 B5 W5 B6 W6 B7 W7 .  .
+    3 .  .  .  F0 F1 F2 F3 f0 b0 w0 f1 b1 w1 f2 b2 w2 f3 b3 w3 F4 B0 W0 F5 B1 W1 F6 B2 W2 F7 B3 W3 f4 b4 w4 f5 b5 w5 f6 b6 w6 f7 b7 w7 B4 W4 B5 W5 B6 W6 B7 W7 .  .  .
 
     Source: Wan et al., PipeOffload (arXiv 2503.01328), section 4 and table 1.
 
@@ -62,12 +59,10 @@ def gis_h(profile: CostProfile, microbatches: int, chunks: int | None = None) ->
 
     At p = 4, m = 6, v = 2, one cell per unit::
 
-        0 F0 F1 .  .  f0 f1 F2 F3 .  .  .  b0 w0 .  f2 b1 w1 f3 B0 W0 F4 B1 W1 F5 b2 w2 f4 b3 w3 f5 B2 W2
-        B3 W3 .  b4 w4 .  b5 w5 B4 W4 B5 W5
-    1 .  F0 F1 .  .  f0 f1 F2 .  .  b0 w0 F3 b1 w1 f2 B0 W0 f3 B1 W1 F4 b2 w2 F5 b3 w3 f4 B2 W2 f5 B3 W3
-    .  b4 w4 .  b5 w5 B4 W4 B5 W5 . 2 .  .  F0 F1 .  .  f0 f1 .  b0 w0 F2 b1 w1 F3 B0 W0 f2 B1 W1 f3 b2
-    w2 F4 b3 w3 F5 B2 W2 f4 B3 W3 f5 b4 w4 .  b5 w5 B4 W4 B5 W5 .  . 3 .  .  .  F0 F1 .  .  f0 b0 w0 f1
-    b1 w1 F2 B0 W0 F3 B1 W1 f2 b2 w2 f3 b3 w3 F4 B2 W2 F5 B3 W3 f4 b4 w4 f5 b5 w5 B4 W4 B5 W5 .  .  .
+        0 F0 F1 .  .  f0 f1 F2 F3 .  .  .  b0 w0 .  f2 b1 w1 f3 B0 W0 F4 B1 W1 F5 b2 w2 f4 b3 w3 f5 B2 W2 B3 W3 .  b4 w4 .  b5 w5 B4 W4 B5 W5
+    1 .  F0 F1 .  .  f0 f1 F2 .  .  b0 w0 F3 b1 w1 f2 B0 W0 f3 B1 W1 F4 b2 w2 F5 b3 w3 f4 B2 W2 f5 B3 W3 .  b4 w4 .  b5 w5 B4 W4 B5 W5 .
+    2 .  .  F0 F1 .  .  f0 f1 .  b0 w0 F2 b1 w1 F3 B0 W0 f2 B1 W1 f3 b2 w2 F4 b3 w3 F5 B2 W2 f4 B3 W3 f5 b4 w4 .  b5 w5 B4 W4 B5 W5 .  .
+    3 .  .  .  F0 F1 .  .  f0 b0 w0 f1 b1 w1 F2 B0 W0 F3 B1 W1 f2 b2 w2 f3 b3 w3 F4 B2 W2 F5 B3 W3 f4 b4 w4 f5 b5 w5 B4 W4 B5 W5 .  .  .
 
     Source: Wan et al., PipeOffload (arXiv 2503.01328), table 1.
 

@@ -34,17 +34,13 @@ def pipeoffload(
 
     At p = 4, m = 6, v = 2, copies as long as a cell::
 
-        0 F0 F1 .  .  f0 F2 f1 F3 .  .  .  b0 w0 f2 F4 .  b1 w1 f3 B0 W0 F5 b2 w2 f4 B1 W1 .  b3 w3 f5 B2
-        W2 .  b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5
+        0 F0 F1 .  .  f0 F2 f1 F3 .  .  .  b0 w0 f2 F4 .  b1 w1 f3 B0 W0 F5 b2 w2 f4 B1 W1 .  b3 w3 f5 B2 W2 .  b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5
          O0 O1          O2 o1 O3                r1 O4    R0    o3 r2    O5 R1    o4 r3       R2    o5 r4       R3    r5    R4    R5
-    1 .  F0 F1 .  .  f0 F2 f1 .  .  b0 w0 F3 .  f2 b1 w1 F4 B0 W0 f3 b2 w2 F5 B1 W1 f4 b3 w3 .  B2 W2 f5
-    b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5 .
+    1 .  F0 F1 .  .  f0 F2 f1 .  .  b0 w0 F3 .  f2 b1 w1 F4 B0 W0 f3 b2 w2 F5 B1 W1 f4 b3 w3 .  B2 W2 f5 b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5 .
             O0 O1          O2                O3       R0    O4          R1    O5          R2                R3          R4    R5
-    2 .  .  F0 F1 .  .  f0 F2 .  b0 w0 f1 .  F3 b1 w1 f2 B0 W0 F4 b2 w2 f3 B1 W1 F5 b3 w3 f4 B2 W2 .  b4
-    w4 f5 B3 W3 b5 w5 B4 W4 B5 W5 .  .
+    2 .  .  F0 F1 .  .  f0 F2 .  b0 w0 f1 .  F3 b1 w1 f2 B0 W0 F4 b2 w2 f3 B1 W1 F5 b3 w3 f4 B2 W2 .  b4 w4 f5 B3 W3 b5 w5 B4 W4 B5 W5 .  .
                O0 O1          O2                O3 R0             O4 R1             O5 R2                R3          R4    R5
-    3 .  .  .  F0 F1 .  .  f0 b0 w0 F2 .  f1 b1 w1 F3 B0 W0 f2 b2 w2 F4 B1 W1 f3 b3 w3 F5 B2 W2 f4 b4 w4
-    B3 W3 f5 b5 w5 B4 W4 B5 W5 .  .  .
+    3 .  .  .  F0 F1 .  .  f0 b0 w0 F2 .  f1 b1 w1 F3 B0 W0 f2 b2 w2 F4 B1 W1 f3 b3 w3 F5 B2 W2 f4 b4 w4 B3 W3 f5 b5 w5 B4 W4 B5 W5 .  .  .
                   O0 O1                O2       R0    O3          R1    O4          R2    O5       R3             R4    R5
 
     Source: Wan et al., PipeOffload (arXiv 2503.01328), sections 3 to 5.
@@ -71,17 +67,13 @@ def po_h(
 
     At p = 4, m = 6, v = 2, copies as long as a cell::
 
-        0 F0 F1 .  .  f0 F2 f1 F3 .  .  .  b0 w0 f2 F4 .  b1 w1 f3 B0 W0 F5 b2 w2 f4 B1 W1 .  b3 w3 f5 B2
-        W2 .  b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5
+        0 F0 F1 .  .  f0 F2 f1 F3 .  .  .  b0 w0 f2 F4 .  b1 w1 f3 B0 W0 F5 b2 w2 f4 B1 W1 .  b3 w3 f5 B2 W2 .  b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5
          O0 O1          O2    O3                   O4    R0             O5 R1                R2                R3          R4    R5
-    1 .  F0 F1 .  .  f0 F2 f1 .  .  b0 w0 F3 .  f2 b1 w1 F4 B0 W0 f3 b2 w2 F5 B1 W1 f4 b3 w3 .  B2 W2 f5
-    b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5 .
+    1 .  F0 F1 .  .  f0 F2 f1 .  .  b0 w0 F3 .  f2 b1 w1 F4 B0 W0 f3 b2 w2 F5 B1 W1 f4 b3 w3 .  B2 W2 f5 b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5 .
             O0 O1          O2                O3       R0    O4          R1    O5          R2                R3          R4    R5
-    2 .  .  F0 F1 .  .  f0 F2 .  b0 w0 f1 .  F3 b1 w1 f2 B0 W0 F4 b2 w2 f3 B1 W1 F5 b3 w3 f4 B2 W2 .  b4
-    w4 f5 B3 W3 b5 w5 B4 W4 B5 W5 .  .
+    2 .  .  F0 F1 .  .  f0 F2 .  b0 w0 f1 .  F3 b1 w1 f2 B0 W0 F4 b2 w2 f3 B1 W1 F5 b3 w3 f4 B2 W2 .  b4 w4 f5 B3 W3 b5 w5 B4 W4 B5 W5 .  .
                O0 O1          O2                O3 R0             O4 R1             O5 R2                R3          R4    R5
-    3 .  .  .  F0 F1 .  .  f0 b0 w0 F2 .  f1 b1 w1 F3 B0 W0 f2 b2 w2 F4 B1 W1 f3 b3 w3 F5 B2 W2 f4 b4 w4
-    B3 W3 f5 b5 w5 B4 W4 B5 W5 .  .  .
+    3 .  .  .  F0 F1 .  .  f0 b0 w0 F2 .  f1 b1 w1 F3 B0 W0 f2 b2 w2 F4 B1 W1 f3 b3 w3 F5 B2 W2 f4 b4 w4 B3 W3 f5 b5 w5 B4 W4 B5 W5 .  .  .
                   O0 O1                O2       R0    O3          R1    O4          R2    O5       R3             R4    R5
 
     Source: Wan et al., PipeOffload (arXiv 2503.01328), table 1.
@@ -97,17 +89,13 @@ def po_f(
 
     At p = 4, m = 6, v = 2, copies as long as a cell::
 
-        0 F0 F1 .  .  f0 F2 f1 F3 .  .  .  b0 w0 f2 F4 .  b1 w1 f3 B0 W0 F5 b2 w2 f4 B1 W1 .  b3 w3 f5 B2
-        W2 .  b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5
+        0 F0 F1 .  .  f0 F2 f1 F3 .  .  .  b0 w0 f2 F4 .  b1 w1 f3 B0 W0 F5 b2 w2 f4 B1 W1 .  b3 w3 f5 B2 W2 .  b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5
          O0 O1          O2 o1 O3                r1 O4    R0    o3 r2    O5 R1    o4 r3       R2    o5 r4       R3    r5    R4    R5
-    1 .  F0 F1 .  .  f0 F2 f1 .  .  b0 w0 F3 .  f2 b1 w1 F4 B0 W0 f3 b2 w2 F5 B1 W1 f4 b3 w3 .  B2 W2 f5
-    b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5 .
+    1 .  F0 F1 .  .  f0 F2 f1 .  .  b0 w0 F3 .  f2 b1 w1 F4 B0 W0 f3 b2 w2 F5 B1 W1 f4 b3 w3 .  B2 W2 f5 b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5 .
             O0 O1          O2                O3       R0    O4          R1    O5          R2                R3          R4    R5
-    2 .  .  F0 F1 .  .  f0 F2 .  b0 w0 f1 .  F3 b1 w1 f2 B0 W0 F4 b2 w2 f3 B1 W1 F5 b3 w3 f4 B2 W2 .  b4
-    w4 f5 B3 W3 b5 w5 B4 W4 B5 W5 .  .
+    2 .  .  F0 F1 .  .  f0 F2 .  b0 w0 f1 .  F3 b1 w1 f2 B0 W0 F4 b2 w2 f3 B1 W1 F5 b3 w3 f4 B2 W2 .  b4 w4 f5 B3 W3 b5 w5 B4 W4 B5 W5 .  .
                O0 O1          O2                O3 R0             O4 R1             O5 R2                R3          R4    R5
-    3 .  .  .  F0 F1 .  .  f0 b0 w0 F2 .  f1 b1 w1 F3 B0 W0 f2 b2 w2 F4 B1 W1 f3 b3 w3 F5 B2 W2 f4 b4 w4
-    B3 W3 f5 b5 w5 B4 W4 B5 W5 .  .  .
+    3 .  .  .  F0 F1 .  .  f0 b0 w0 F2 .  f1 b1 w1 F3 B0 W0 f2 b2 w2 F4 B1 W1 f3 b3 w3 F5 B2 W2 f4 b4 w4 B3 W3 f5 b5 w5 B4 W4 B5 W5 .  .  .
                   O0 O1                O2       R0    O3          R1    O4          R2    O5       R3             R4    R5
 
     Source: Wan et al., PipeOffload (arXiv 2503.01328), table 1.

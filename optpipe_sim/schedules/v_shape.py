@@ -62,13 +62,10 @@ def v_min(profile: CostProfile, microbatches: int) -> Schedule:
 
     At p = 4, m = 6, one cell per unit::
 
-        0 F0 F1 F2 .  .  .  .  f0 b0 w0 f1 b1 w1 .  .  B0 F3 W0 .  f2 b2 B1 w2 F4 W1 f3 b3 B2 w3 F5 W2 f4
-        b4 B3 w4 W3 .  f5 b5 B4 w5 W4 .  .  .  B5 W5
-    1 .  F0 F1 .  .  .  f0 .  f1 b0 w0 F2 .  .  B0 b1 W0 w1 f2 F3 B1 b2 W1 w2 f3 F4 B2 b3 W2 w3 f4 F5 B3
-    b4 W3 w4 f5 .  B4 b5 W4 w5 .  .  B5 W5 . 2 .  .  F0 F1 .  f0 .  f1 .  .  b0 w0 F2 B0 W0 .  b1 f2 w1
-    B1 F3 W1 b2 f3 w2 B2 F4 W2 b3 f4 w3 B3 F5 W3 b4 f5 w4 B4 W4 .  b5 w5 .  B5 W5 .  . 3 .  .  .  F0 f0
-    F1 f1 .  .  .  .  b0 B0 w0 F2 W0 f2 b1 B1 w1 W1 F3 f3 b2 B2 w2 W2 F4 f4 b3 B3 w3 W3 F5 f5 b4 B4 w4 W4
-    .  .  b5 B5 w5 W5 .  .
+        0 F0 F1 F2 .  .  .  .  f0 b0 w0 f1 b1 w1 .  .  B0 F3 W0 .  f2 b2 B1 w2 F4 W1 f3 b3 B2 w3 F5 W2 f4 b4 B3 w4 W3 .  f5 b5 B4 w5 W4 .  .  .  B5 W5
+    1 .  F0 F1 .  .  .  f0 .  f1 b0 w0 F2 .  .  B0 b1 W0 w1 f2 F3 B1 b2 W1 w2 f3 F4 B2 b3 W2 w3 f4 F5 B3 b4 W3 w4 f5 .  B4 b5 W4 w5 .  .  B5 W5 .
+    2 .  .  F0 F1 .  f0 .  f1 .  .  b0 w0 F2 B0 W0 .  b1 f2 w1 B1 F3 W1 b2 f3 w2 B2 F4 W2 b3 f4 w3 B3 F5 W3 b4 f5 w4 B4 W4 .  b5 w5 .  B5 W5 .  .
+    3 .  .  .  F0 f0 F1 f1 .  .  .  .  b0 B0 w0 F2 W0 f2 b1 B1 w1 W1 F3 f3 b2 B2 w2 W2 F4 f4 b3 B3 w3 W3 F5 f5 b4 B4 w4 W4 .  .  b5 B5 w5 W5 .  .
 
     Source: Qi et al., Pipeline Parallelism with Controllable Memory (arXiv 2405.15362), V-Min.
     """
@@ -88,12 +85,10 @@ def v_half(profile: CostProfile, microbatches: int) -> Schedule:
 
     At p = 4, m = 6, one cell per unit::
 
-        0 F0 F1 F2 F3 F4 .  .  f0 b0 w0 f1 b1 w1 f2 .  .  B0 b2 W0 f3 b3 w2 F5 B1 w3 W1 f4 b4 B2 w4 W2 f5
-        b5 B3 w5 B4 W3 W4 .  B5 W5
-    1 .  F0 F1 F2 F3 .  f0 .  f1 b0 w0 f2 b1 w1 .  B0 F4 W0 f3 b2 B1 w2 W1 F5 b3 f4 B2 w3 b4 W2 f5 w4 B3
-    b5 B4 W3 w5 W4 B5 W5 . 2 .  .  F0 F1 F2 f0 .  f1 .  f2 b0 w0 F3 b1 B0 w1 W0 f3 F4 B1 b2 W1 w2 f4 F5
-    B2 b3 W2 w3 f5 b4 B3 w4 B4 b5 W3 W4 B5 w5 W5 . 3 .  .  .  F0 f0 F1 f1 F2 f2 .  .  b0 B0 w0 F3 W0 f3
-    b1 B1 w1 F4 W1 f4 b2 B2 w2 F5 W2 f5 b3 B3 b4 B4 w3 W3 b5 B5 w4 W4 w5 W5
+        0 F0 F1 F2 F3 F4 .  .  f0 b0 w0 f1 b1 w1 f2 .  .  B0 b2 W0 f3 b3 w2 F5 B1 w3 W1 f4 b4 B2 w4 W2 f5 b5 B3 w5 B4 W3 W4 .  B5 W5
+    1 .  F0 F1 F2 F3 .  f0 .  f1 b0 w0 f2 b1 w1 .  B0 F4 W0 f3 b2 B1 w2 W1 F5 b3 f4 B2 w3 b4 W2 f5 w4 B3 b5 B4 W3 w5 W4 B5 W5 .
+    2 .  .  F0 F1 F2 f0 .  f1 .  f2 b0 w0 F3 b1 B0 w1 W0 f3 F4 B1 b2 W1 w2 f4 F5 B2 b3 W2 w3 f5 b4 B3 w4 B4 b5 W3 W4 B5 w5 W5 .
+    3 .  .  .  F0 f0 F1 f1 F2 f2 .  .  b0 B0 w0 F3 W0 f3 b1 B1 w1 F4 W1 f4 b2 B2 w2 F5 W2 f5 b3 B3 b4 B4 w3 W3 b5 B5 w4 W4 w5 W5
 
     Source: Qi et al., Pipeline Parallelism with Controllable Memory (arXiv 2405.15362), V-Half.
     """

@@ -42,11 +42,10 @@ def zb_v(profile: CostProfile, microbatches: int, limit: Size | None = None) -> 
     the static bytes, or `limit` bytes in total. No bubble at equal costs without communication. At
     p = 4, m = 6 (lower case: the second chunk)::
 
-        0 F0 F1 F2 F3 F4 F5 .  f0 b0 f1 b1 w0 f2 b2 w1 f3 b3 w2 B0 w3 f4 b4 W0 B1 w4 f5 b5 B2 W1 B3 w5 B4
-        W2 B5 W3 W4 W5 .  . 1 .  F0 F1 F2 F3 F4 f0 F5 f1 b0 w0 f2 b1 w1 f3 b2 w2 B0 W0 f4 b3 w3 B1 W1 f5
-        b4 B2 b5 B3 w4 B4 W2 B5 w5 W3 W4 W5 .  . 2 .  .  F0 F1 F2 f0 F3 f1 F4 f2 b0 w0 f3 b1 w1 F5 B0 W0
-        f4 b2 w2 B1 W1 f5 b3 B2 b4 B3 b5 B4 w3 B5 W2 w4 W3 w5 W4 W5 . 3 .  .  .  F0 f0 F1 f1 F2 f2 F3 f3
-        b0 w0 F4 B0 W0 f4 b1 w1 F5 B1 W1 f5 b2 B2 b3 B3 b4 B4 b5 B5 w2 W2 w3 W3 w4 W4 w5 W5
+        0 F0 F1 F2 F3 F4 F5 .  f0 b0 f1 b1 w0 f2 b2 w1 f3 b3 w2 B0 w3 f4 b4 W0 B1 w4 f5 b5 B2 W1 B3 w5 B4 W2 B5 W3 W4 W5 .  .
+        1 .  F0 F1 F2 F3 F4 f0 F5 f1 b0 w0 f2 b1 w1 f3 b2 w2 B0 W0 f4 b3 w3 B1 W1 f5 b4 B2 b5 B3 w4 B4 W2 B5 w5 W3 W4 W5 .  .
+        2 .  .  F0 F1 F2 f0 F3 f1 F4 f2 b0 w0 f3 b1 w1 F5 B0 W0 f4 b2 w2 B1 W1 f5 b3 B2 b4 B3 b5 B4 w3 B5 W2 w4 W3 w5 W4 W5 .
+        3 .  .  .  F0 f0 F1 f1 F2 f2 F3 f3 b0 w0 F4 B0 W0 f4 b1 w1 F5 B1 W1 f5 b2 B2 b3 B3 b4 B4 b5 B5 w2 W2 w3 W3 w4 W4 w5 W5
 
     A greedy in rounds runs with every setting of two switches, each repeatedly with the slack
     widened by the idle time of the previous run while that helps; the least longest device span is

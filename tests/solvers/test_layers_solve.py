@@ -131,7 +131,8 @@ def test_no_layout_has_a_faster_schedule_where_all_are_tried(case: Any) -> None:
 
 def test_a_layer_goes_where_the_pipeline_starts_earlier() -> None:
     """One of 16 stages has a layer more; the first has it, where it costs least."""
-    profile = estimate("llama3-70b", "h100", 64, tp=4, dp=2, zero=1, items=True)
+    split = {"tp": 4, "dp": 2, "zero": 1}
+    profile = estimate("llama3-70b", "h100", 64, **split, items=True, execution="ideal")
     even = with_layout(profile, counts_of(profile))
     bound, counts = layout_bound(profile, 64)
     assert counts == [7, *[5] * 15]  # with the embedding, and the head

@@ -121,10 +121,7 @@ def adaoffload(
     (R1 of devices 0 and 1 runs beside an O.)
 
         **Why it cannot deadlock.** Per device, let the oldest microbatch be the first whose B's are not
-        all done. A forward or reload of any other microbatch is admitted only if the limit would still
-        hold after offloading all others as far as possible, running their W's, and granting the oldest
-        the memory of one microbatch at a time. So if nothing else can proceed, the oldest microbatch of
-        all can: offloading the others frees the memory that it needs.
+        all done. A forward or reload of any other microbatch is admitted only if the limit would still hold after offloading all others as far as possible, running their W's, and granting the oldest the memory of one microbatch at a time. So if nothing else can proceed, the oldest microbatch of all can: offloading the others frees the memory that it needs.
 
         Args:
             profile: with its own chunks and placement, unless `chunks` is given.

@@ -24,13 +24,12 @@ def partial_checkpoints(
     level: str | None = None,
     limit: Size | Sequence[Size] | None = None,
 ) -> Schedule:
-    """Build 1F1B, or interleaved 1F1B on several chunks, in which `keep` of each window of forwards keep
-    their activations, and the others recompute them inside their backwards.
+    """Build 1F1B, or interleaved 1F1B on several chunks, in which `keep` of each window of forwards keep their activations, and the
+    others recompute them inside their backwards.
 
-    The window of a rank is its warm-up and one more: as many forwards as it has without their backward.
-    The i-th forward of a rank (of all of its chunks) keeps its activation if i modulo the window is
-    below `keep`: so at any time at most so many are kept, and ranks with a short warm-up recompute
-    nothing. At p = 4, m = 6, keep = 2, a level that recomputes all in 1::
+    The window of a rank is its warm-up and one more: as many forwards as it has without their backward. The i-th forward of a rank (of all of
+    its chunks) keeps its activation if i modulo the window is below `keep`: so at any time at most so many are kept, and ranks with
+    a short warm-up recompute nothing. At p = 4, m = 6, keep = 2, a level that recomputes all in 1::
 
         0 F0  F1  F2  F3  .   .   .   .   .   .   BW0     F4  BW1     F5  .   BW2         BW3         BW4     .   .   BW5
         1 .   F0  F1  F2  .   .   .   .   BW0     F3  BW1     F4  BW2         F5  BW3     .   BW4     .   BW5         .   .
@@ -41,18 +40,16 @@ def partial_checkpoints(
         profile: placed in a loop. Without levels everything is kept.
         microbatches: m, for several chunks as `interleaved_1f1b` requires.
         chunks: v; default: the profile's own. group: of microbatches, with several chunks.
-        keep: ``num_microbatches_with_partial_activation_checkpoints``; default: as many as fit `limit`,
-            without one all.
-        level: the level of recomputation; default: the one with which the makespan under the limit is
-            least; if none fits, or with `keep`, the last level of each stage.
+        keep: ``num_microbatches_with_partial_activation_checkpoints``; default: as many as fit `limit`, without one all.
+        level: the level of recomputation; default: the one with which the makespan under the limit is least; if none fits, or
+            with `keep`, the last level of each stage.
         limit: bytes per device, static included; None: the profile's own.
 
     Raises:
         InvalidSchedule: for a `keep` below 0, a level that no stage has, and as 1F1B raises it.
 
-    Source: Megatron-LM, megatron/core/pipeline_parallel/schedules.py (commit d98e8a6),
-    max_outstanding_backprops; Korthikanti et al. (arXiv 2205.05198), appendix C. There a kept microbatch
-    may still checkpoint some of its layers; here it keeps all.
+    Source: Megatron-LM, megatron/core/pipeline_parallel/schedules.py (commit d98e8a6), max_outstanding_backprops; Korthikanti et al.
+    (arXiv 2205.05198), appendix C. There a kept microbatch may still checkpoint some of its layers; here it keeps all.
     """
     if keep is not None and keep < 0:
         raise InvalidSchedule(f"keep: must be at least 0 microbatches, got {keep}")
