@@ -259,8 +259,8 @@ def test_shapes_go_to_one_layer_per_stage_and_are_named() -> None:
 def test_options_that_cannot_win_are_not_built(
     objective: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from optpipe_sim.solvers.starts import variants
     from optpipe_sim.solvers.problem import make_problem
+    from optpipe_sim.solvers.starts import variants
 
     profile = small(3)
     problems = [make_problem(shape, 6, 60, objective) for shape in candidate_shapes(profile)]
