@@ -37,6 +37,7 @@ from optpipe_sim.runtime.measure.fake import with_latency
 from optpipe_sim.runtime.measure.footprint import OPS
 from optpipe_sim.runtime.measure.profiler import check_device, measure
 from optpipe_sim.runtime.model.plan import Plan
+from optpipe_sim.runtime.train.planner import in_order
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.schedules import ADAOFFLOAD, PLAIN
 from optpipe_sim.sim import simulate
@@ -72,7 +73,7 @@ class Work:
         share: of 1F1B's activations, per device, that schedules under a limit may hold.
         planned: that limit, as a share of the cap of the allocator, which rounds sizes and has gaps.
         replays, loops: names of schedules; under the limit those that offload, and ``optimised``,
-            which is searched for.
+            which is searched for, among those that add up gradients in the order of microbatches.
         ranked: schedules that are run under the same limits, to see whether those that are predicted to be faster are;
             `shares`: these limits, of 1F1B's activations on the fullest device. `rank_iterations`, `rank_sweeps`: of their loops.
         levels: of recomputation, that are measured as well.
@@ -380,13 +381,27 @@ def _schedule(
     limited = profile if limits is None else replace(profile, memory_limit=tuple(limits))
     if name != OPTIMISED:
         return build(name, limited, work.microbatches)
+    # gradients that are added up in another order are no longer bitwise those of the unpipelined model
+    comparable: list[Schedule] = []
+
+    def keep(schedule: Schedule, _: int = 0) -> None:
+        if in_order(schedule):
+            comparable.append(schedule)
+
     # compiled here, not one of the solvers that a machine may lack
     found = solve(
-        limited, work.microbatches, engine="search", time_limit=work.solve_seconds, chunks="own"
+        limited,
+        work.microbatches,
+        engine="search",
+        time_limit=work.solve_seconds,
+        chunks="own",
+        on_incumbent=keep,
     )
-    if found.schedule is None:
-        raise OptPipeError("no schedule was found under the limit")
-    return found.schedule
+    assert found.schedule is not None
+    keep(found.schedule)  # without its useless offloads
+    if not comparable:
+        raise OptPipeError("no schedule was found under the limit that adds up gradients in order")
+    return comparable[-1]
 
 
 def _offloads(name: str) -> bool:
