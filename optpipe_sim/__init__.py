@@ -10,6 +10,7 @@ print(trace.bubble_rate, trace.peak_bytes)
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .lazy import looked_up
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -88,14 +89,11 @@ _ERRORS = (
 )
 
 
+_found = looked_up(__name__, {**_HOME, **dict.fromkeys(_ERRORS, ".errors")})
+
+
 def __getattr__(name: str) -> Any:
-    if name == "plot":
-        return import_module(".plot", __name__)
-    if name in _ERRORS:
-        return getattr(import_module(".errors", __name__), name)
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name], __name__), name)
+    return import_module(".plot", __name__) if name == "plot" else _found(name)
 
 
 def __dir__() -> list[str]:

@@ -7,8 +7,9 @@ milliseconds. Names are looked up on first use: the command line has its options
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import looked_up
 
 if TYPE_CHECKING:
     from .estimating import estimate as estimate
@@ -25,9 +26,4 @@ _HOME = {
     "model_names": ".model_files",
 }
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name], __name__), name)
+__getattr__ = looked_up(__name__, _HOME)

@@ -8,9 +8,8 @@ from dataclasses import MISSING, dataclass
 from ..errors import OptPipeError
 from ..option_fields import option
 
-MARK = (
-    "m"  # behind the number of a stage's layers: those that predict further tokens are there, too
-)
+# behind the number of a stage's layers: those that predict further tokens are there, too
+MARK = "m"
 
 
 def layers_and_mtp(text: str) -> tuple[int | str, ...]:

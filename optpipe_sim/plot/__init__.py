@@ -8,9 +8,9 @@ notebooks.
 hide the other.
 """
 
-from collections.abc import Callable
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import looked_up
 
 if TYPE_CHECKING:
     from .advise import advice_chart as advice_chart
@@ -44,11 +44,7 @@ _HOME = {
 __all__ = sorted(_HOME)
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    function: Callable[..., Any] = getattr(import_module(_HOME[name], __name__), name)
-    return function
+__getattr__ = looked_up(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -9,8 +9,9 @@ each step of it does), `execute/threads.py` or `streams.py` (when), and `model/s
 themselves).
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..lazy import looked_up
 
 if TYPE_CHECKING:
     from .checkpoint import load_pipeline as load_pipeline
@@ -38,9 +39,4 @@ _HOME = {
     "with_earlier": ".model.sliced",
 }
 __all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name], __name__), name)
+__getattr__ = looked_up(__name__, _HOME)

@@ -213,9 +213,8 @@ FILL_AND_DRAIN: Final = "gpipe"
 GROUPED: Final = "gis"  # microbatches pass the chunks in groups; all activations are kept
 GROUPED_OFFLOADED: Final = "po"  # the same, some chunks offloaded
 MEGATRON_OFFLOAD: Final = "megatron-offload"
-INTERLEAVED_OFFLOADED: Final = (
-    "kimi-k2"  # interleaved 1F1B whose activations leave, in groups like it
-)
+# interleaved 1F1B whose activations leave, in groups like it
+INTERLEAVED_OFFLOADED: Final = "kimi-k2"
 ADAOFFLOAD: Final = "adaoffload"  # also the engine that runs it
 SLICED, SLICED_INTERLEAVED, SLICES_OFFLOADED = "seq1f1b", "seq1f1b-i", "sppo"
 FITTED: Mapping[str, str] = {"one": "zb-1p", "vee": "zb-v"}  # to any limit, by where they run

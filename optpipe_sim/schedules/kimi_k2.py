@@ -12,9 +12,8 @@ from ..schedule import Schedule
 from .classic import interleaved_1f1b
 from .copies import require_offload
 
-APART = (
-    3  # entries from a forward to its backward at least, so that one is left for each of its copies
-)
+# entries from a forward to its backward at least, so that one is left for each of its copies
+APART = 3
 
 Entry = tuple[Op | None, Op | None]  # a forward, a backward, or both
 

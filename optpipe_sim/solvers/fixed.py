@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,8 +13,8 @@ from ..schedule import Schedule
 from ..schedules import REGISTRY, WHOLE, build, parse_name
 from ..sim import simulate
 from ..trace import Trace
-from .axes import candidate_shapes
-from .problem import make_problem
+from .axes import candidate_shapes, problems_of
+from .options import SolveOptions
 from .race.race import Race
 from .race.rules import rules_of, run_rules
 from .starts.variants import grouped_variants
@@ -98,14 +97,11 @@ def best_rule(
         seconds: the time for it. `workers`: processes; with 1 the rules are always tried in the same order.
     """
     began = time.monotonic()
-    problems = []
-    for shape in candidate_shapes(profile):
-        with suppress(OutOfMemory):  # the limit is below what these chunks need
-            problems.append(
-                make_problem(
-                    shape, microbatches, limits, objective, per_stage=per_stage, pairs=pairs
-                )
-            )
+    options = SolveOptions(objective=objective, per_stage=per_stage, pairs=pairs)
+    try:
+        problems = problems_of(candidate_shapes(profile), microbatches, limits, options)
+    except OutOfMemory:  # the limit is below what any of these chunks needs
+        return None
     races = [Race(problem) for problem in problems]
     if known is not None:
         for race in races:

@@ -15,9 +15,8 @@ from ..sim import simulate
 from ..trace import Trace
 from .axes import candidate_shapes
 
-WITHIN = (
-    0.01  # of the time of the best: a plainer plan that is no slower than this is the one to name
-)
+# of the time of the best: a plainer plan that is no slower than this is the one to name
+WITHIN = 0.01
 WHOLE = "full"  # the level of recomputation that every framework has
 
 

@@ -249,7 +249,8 @@ class Portfolio:
         for race, seconds, brief in self.turns(until):
             self._compete(race, seconds, cold, brief)
             turns += 1
-        if self.alone and not turns and engine != ADAOFFLOAD and not self.whole.proven:
+        by_name = engine not in ("auto", ADAOFFLOAD)
+        if self.alone and by_name and not turns and not self.whole.proven:
             self.whole.failures[engine] = "no time was left for it"
         if self.whole.best is not None and engine != ADAOFFLOAD:
             self._tidy()
@@ -268,8 +269,9 @@ class Portfolio:
             return
         if options.published and not whole.optimal:
             left = until - whole.seconds
-            seconds = max(FLOOR_SHARE * until, FLOOR_S)
-            if not self.alone:
+            if self.alone:
+                seconds = max(FLOOR_SHARE * until, FLOOR_S)
+            else:
                 seconds = max(FLOORS_SHARE * left, min(FLOORS_S, LEAST_SHARE * left))
             ends = whole.seconds + seconds
             rules = rules_of(

@@ -40,9 +40,8 @@ FAR_OFF = 1.5
 FIRST_PLAN = 0.7  # share of the time for the first stand-in of a problem with shared links
 # of the time, for the order of microbatches that differ: before annealing, and after it
 ORDER, LAST_ORDER = 0.4, 0.2
-FIXED_RUNS = (
-    200  # most greedy runs for each choice of levels, if evaluations are limited instead of time
-)
+# most greedy runs for each choice of levels, if evaluations are limited instead of time
+FIXED_RUNS = 200
 
 
 def run(

@@ -45,9 +45,8 @@ MICROBATCHES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4)
 SLICES = (1, 4, 8, 16, 32)
 _OF_WORK = options_of(Work)
-LEAST_SHARE = (
-    8192  # tokens per device and slice; shorter sequences are not shared or cut unless requested
-)
+# tokens per device and slice; shorter sequences are not shared or cut unless requested
+LEAST_SHARE = 8192
 MOST_SEQUENCES = 2**18  # in a global batch
 
 

@@ -18,9 +18,8 @@ from .transport import Loopback
 from .worker import sleep_until
 
 WAIT_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
-SWITCH_S = (
-    1e-4  # a host that issues ops keeps the thread that opens gates waiting so long, not 5 ms
-)
+# a host that issues ops keeps the thread that opens gates waiting so long, not 5 ms
+SWITCH_S = 1e-4
 
 
 class GatedLoopback(Loopback):

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from ...outputs.show import Out
 
 SCRIPTS = 3  # plans that get one
-SPLITS = (
-    0.5  # of the time limit, at most, for splits where a family is searched around the best of them
-)
+# of the time limit, at most, for splits where a family is searched around the best of them
+SPLITS = 0.5
 LAYOUTS = 0.7  # of what is left then: for other layouts and options; the rest searches the same split without the family
 NEAR = 0.05  # how much slower, as a share, a configuration may be to be searched around as well
 FREE_S = 8.0  # to search the same split without the family, at most
