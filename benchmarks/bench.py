@@ -29,8 +29,8 @@ from optpipe_sim.schedules import WHOLE
 from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
 from optpipe_sim.sim.lower import lower
 from optpipe_sim.sim.noise import Noise, replay_noisy
+from optpipe_sim.solvers.anneal.annealer import Workspace, search
 from optpipe_sim.solvers.anneal.plans import pack
-from optpipe_sim.solvers.anneal.search import Workspace, search
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.study.experiment import load_experiment
 from optpipe_sim.study.run import sweep

@@ -48,7 +48,7 @@ from experiments.solve_quality.cases import OTHER, Case, published, uniform  # n
 from optpipe_sim.bounds.bounds import lower_bound  # noqa: E402
 from optpipe_sim.files import write_text  # noqa: E402
 from optpipe_sim.schedule import Schedule  # noqa: E402
-from optpipe_sim.solvers.anneal.search import shares_links, treats  # noqa: E402
+from optpipe_sim.solvers.anneal.annealer import shares_links, treats  # noqa: E402
 from optpipe_sim.solvers.problem import Problem, make_problem  # noqa: E402
 from optpipe_sim.solvers.race.compiling import compile_engines  # noqa: E402
 from optpipe_sim.solvers.solve import solve  # noqa: E402

@@ -11,8 +11,8 @@ from strategies import cases, that_fits
 from optpipe_sim import Schedule, build, check, load_profile, simulate
 from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.errors import Deadlock, InvalidSchedule
+from optpipe_sim.frameworks.megatron.best_plan import best
 from optpipe_sim.frameworks.megatron.family import nearest
-from optpipe_sim.frameworks.megatron.search import best
 from optpipe_sim.frameworks.torch_csv import from_torch_csv, torch_csv
 from optpipe_sim.ops import Pair
 from optpipe_sim.reasons.reasons import Reasons

@@ -17,8 +17,8 @@ from optpipe_sim import CostProfile, load_profile
 from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.checker.check import check
 from optpipe_sim.errors import OptPipeError, OutOfMemory
-from optpipe_sim.solvers.cpsat.engine import solve_cpsat
-from optpipe_sim.solvers.milp.engine import solve_milp
+from optpipe_sim.solvers.cpsat.cpsat import solve_cpsat
+from optpipe_sim.solvers.milp.milp import solve_milp
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.result import OPTIMAL, SolveResult
 from optpipe_sim.solvers.solve import solve

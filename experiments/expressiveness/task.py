@@ -12,7 +12,7 @@ from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.costs.advise.replay import replayed, trace_of
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.frameworks import torchtitan_search
-from optpipe_sim.frameworks.megatron import search as megatron
+from optpipe_sim.frameworks.megatron import best_plan as megatron
 from optpipe_sim.frameworks.megatron.family import levels_of
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.schedules.recompute import at_level, with_level

@@ -20,7 +20,7 @@ from typing import Any
 
 from optpipe_sim.files import write_text
 from optpipe_sim.solvers.anneal.offloading import offload_everything
-from optpipe_sim.solvers.milp.engine import solve_milp
+from optpipe_sim.solvers.milp.milp import solve_milp
 from optpipe_sim.solvers.milp.model import model_size
 from optpipe_sim.solvers.milp.options import MilpOptions
 from optpipe_sim.solvers.problem import Problem, make_problem

@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from optpipe_sim.plot.labels import COLOURS, FONT, MARKERS, OUTLINE, name_ends
 from optpipe_sim.plot.style import LIMIT, MUTED, new_figure, styled
-from optpipe_sim.solvers.milp.engine import MOST_ROWS
+from optpipe_sim.solvers.milp.milp import MOST_ROWS
 from optpipe_sim.spread import middle_runs
 
 Row = Mapping[str, Any]

@@ -38,9 +38,9 @@ import numpy as np
 from ..profile import CostProfile
 from ..stage_cost import StageCost
 from .chains import back_ns
+from .device.device_bound import device_bound
 from .device.prices import prices
 from .device.problem import OneDevice, one_device
-from .device.search import device_bound
 
 NODES = 4_000  # nodes per search; a search that needs more shaves nothing
 FINEST = 8  # windows are shaved in steps of the shortest op by this at least

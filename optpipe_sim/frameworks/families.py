@@ -12,8 +12,8 @@ from ..schedule import Schedule
 from ..solvers.options import SolveOptions
 from ..trace import Trace
 from . import torchtitan, torchtitan_search
+from .megatron import best_plan
 from .megatron import family as megatron
-from .megatron import search
 
 Names = Callable[[CostProfile, int], Iterator[str]]
 
@@ -51,7 +51,7 @@ class Family:
 
 def _megatron_names(profile: CostProfile, microbatches: int) -> Iterator[str]:
     """Yield all choices but those that recompute every layer at a level, which comparisons add."""
-    for chunks in search.chunk_counts(profile):
+    for chunks in best_plan.chunk_counts(profile):
         try:
             found = list(megatron.choices(profile, microbatches, chunks))
         except OptPipeError:  # the stages do not divide into so many
@@ -97,7 +97,9 @@ def _megatron_best(
     profile: CostProfile, microbatches: int, options: SolveOptions
 ) -> tuple[str, Trace]:
     whole = replace(profile, items=())  # the stages are what they are
-    found = search.best(whole, microbatches, chunks=[profile.chunks], objective=options.objective)
+    found = best_plan.best(
+        whole, microbatches, chunks=[profile.chunks], objective=options.objective
+    )
     return found.choice.name, found.trace
 
 

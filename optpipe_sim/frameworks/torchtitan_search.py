@@ -13,7 +13,7 @@ from ..profile import CostProfile
 from ..profile.items import StageMaker
 from ..profile.layout import counts_of, with_layout
 from ..schedules.recompute import at_level, with_level
-from ..solvers.layers.search import moves
+from ..solvers.layers.moved import moves
 from ..solvers.options import SolveOptions
 from ..solvers.solve import solve
 from ..solvers.treatments import restrict

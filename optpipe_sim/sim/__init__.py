@@ -62,7 +62,7 @@ def simulate(
         raise InvalidSchedule(f"engine: expected replay or simpy, got {engine!r}")
     try:
         if engine == "simpy":
-            from .engine import run_engine
+            from .simpy_engine import run_engine
 
             times = run_engine(schedule, profile, limits)
         else:

@@ -99,7 +99,7 @@ def explain_deadlock(
     if not explain:
         raise Deadlock("deadlock")
     try:
-        from .engine import run_engine
+        from .simpy_engine import run_engine
     except ModuleNotFoundError as missing:
         raise Deadlock(f"deadlock (install {missing.name} to see which ops wait)") from None
     run_engine(schedule, profile, limits)

@@ -20,7 +20,7 @@ from ..schedule import Schedule
 from ..schedules import ADAOFFLOAD
 from ..sim import require_limit
 from ..units import Size, counted
-from .anneal.search import shares_links
+from .anneal.annealer import shares_links
 from .axes import covers, problems_of, shapes_of
 from .options import SolveOptions
 from .problem import Problem

@@ -35,9 +35,9 @@ from ..sim.scenarios import (
     scenario_bounds,
 )
 from ..trace import Trace
+from .anneal.annealer import Workspace, search
 from .anneal.edits import set_offload, shift
 from .anneal.plans import Plan, pack, unpack
-from .anneal.search import Workspace, search
 from .anneal.times import NEVER, fill_slots
 from .margins.plan import padded, with_room
 from .margins.shares import Margins, as_margins

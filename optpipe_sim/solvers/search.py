@@ -9,10 +9,10 @@ from dataclasses import replace
 from itertools import chain
 
 from ..schedule import Schedule
+from .anneal.annealer import search, shares_links, treats
 from .anneal.host import writes_behind
 from .anneal.offloading import offload_everything
 from .anneal.patterns import STEPS, pattern_start
-from .anneal.search import search, shares_links, treats
 from .anneal.stand_ins import moved_to, others_for, shared_out, stand_ins
 from .microbatch_order import best_order
 from .options import SolveOptions

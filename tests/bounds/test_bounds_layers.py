@@ -14,9 +14,9 @@ from strategies import SEEDS, limited, profiles
 from tiny_cases import tiny, tiny_with_levels
 
 from optpipe_sim import CostProfile
+from optpipe_sim.bounds.device.device_bound import device_bound, layered_bound
 from optpipe_sim.bounds.device.prices import prices
 from optpipe_sim.bounds.device.problem import OneDevice
-from optpipe_sim.bounds.device.search import device_bound, layered_bound
 
 OBJECTIVES = ("flush", "span")
 ALL = 1 << 30  # so many nodes of the same counts that none are merged

@@ -21,15 +21,15 @@ from optpipe_sim import CostProfile, simulate
 from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.bounds.configurations import configurations
 from optpipe_sim.bounds.device.best_first import NEVER
+from optpipe_sim.bounds.device.device_bound import device_bound, layered_bound
 from optpipe_sim.bounds.device.prices import prices
 from optpipe_sim.bounds.device.problem import one_device
-from optpipe_sim.bounds.device.search import device_bound, layered_bound
 from optpipe_sim.bounds.linear import Linear
 from optpipe_sim.bounds.lp import early_order, orders, usual_order
 from optpipe_sim.bounds.phases import DeviceRows
 from optpipe_sim.profile import Offload
 from optpipe_sim.schedules.adaoffload.runs import Problem as Greedy
-from optpipe_sim.solvers.anneal.search import search
+from optpipe_sim.solvers.anneal.annealer import search
 from optpipe_sim.solvers.options import SolveOptions
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.solvers.race.bounds import best_bound

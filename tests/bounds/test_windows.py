@@ -22,7 +22,7 @@ from optpipe_sim import CostProfile, check
 from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.bounds.windows import Pipeline, Windows
 from optpipe_sim.ops import B, F
-from optpipe_sim.solvers.cpsat.engine import CpsatOptions, solve_cpsat
+from optpipe_sim.solvers.cpsat.cpsat import CpsatOptions, solve_cpsat
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.solvers.race.bounds import best_bound
 from optpipe_sim.trace import Trace

@@ -16,13 +16,13 @@ from optpipe_sim import CostProfile, Schedule, load_profile, simulate
 from optpipe_sim.cli import main
 from optpipe_sim.costs import load_machine, load_model
 from optpipe_sim.costs.advise import memory as advise_memory
-from optpipe_sim.costs.advise import search as advise_search
+from optpipe_sim.costs.advise import shortlist as advise_search
 from optpipe_sim.costs.advise.advise import advise
 from optpipe_sim.costs.advise.evaluate import evaluate
 from optpipe_sim.costs.advise.memory import limits_around
 from optpipe_sim.costs.advise.replay import profile_of, replayed
 from optpipe_sim.costs.advise.rows import COMMON, LIMITS, MEMORY_ERROR, Row, limited_by
-from optpipe_sim.costs.advise.search import Search
+from optpipe_sim.costs.advise.shortlist import Search
 from optpipe_sim.costs.advise.space import OFFLOADING, Question
 from optpipe_sim.costs.doubt import best_published, compared
 from optpipe_sim.costs.machine_files import machine_names
@@ -449,8 +449,8 @@ def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> N
 def test_choices_that_are_not_estimated_in_time_count_as_unsearched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("optpipe_sim.costs.advise.search.FEWEST", 1)
-    monkeypatch.setattr("optpipe_sim.costs.advise.search.RANKING", 0.0)
+    monkeypatch.setattr("optpipe_sim.costs.advise.shortlist.FEWEST", 1)
+    monkeypatch.setattr("optpipe_sim.costs.advise.shortlist.RANKING", 0.0)
     found = advise(MODEL, "a100", **SMALL, schedules=["1f1b"], time_limit=60)
     known = {point.choice for point in found.points}
     assert known

@@ -14,7 +14,7 @@ from unit_profiles import unit_profile
 
 from experiments.robustness import task as robustness
 from optpipe_sim.errors import OptPipeError
-from optpipe_sim.solvers.milp.engine import MOST_ROWS
+from optpipe_sim.solvers.milp.milp import MOST_ROWS
 from optpipe_sim.study.experiment import load_experiment
 from optpipe_sim.study.figures import draw
 from optpipe_sim.study.points import Point, arguments, plan

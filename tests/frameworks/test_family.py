@@ -11,9 +11,9 @@ from test_megatron import profile_of
 
 from optpipe_sim import build, load_profile
 from optpipe_sim.errors import OptPipeError, OutOfMemory
+from optpipe_sim.frameworks.megatron.best_plan import best, chunk_counts
 from optpipe_sim.frameworks.megatron.family import Choice, choices, plan_for, plan_of
 from optpipe_sim.frameworks.megatron.options import Plan
-from optpipe_sim.frameworks.megatron.search import best, chunk_counts
 from optpipe_sim.frameworks.nearest import replay_unlimited
 from optpipe_sim.frameworks.parts import Part
 from optpipe_sim.profile.layout import with_layout

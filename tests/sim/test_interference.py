@@ -17,9 +17,9 @@ from optpipe_sim.errors import ProfileError
 from optpipe_sim.ops import F, parse_op
 from optpipe_sim.profile_io import profile_to_json
 from optpipe_sim.schedule.shape import Shape
-from optpipe_sim.sim.engine import _Run
 from optpipe_sim.sim.interference import Interference, replay_with_interference
 from optpipe_sim.sim.lower import Lowered, lower
+from optpipe_sim.sim.simpy_engine import _Run
 
 MS = 1_000_000
 NEVER = 10**15

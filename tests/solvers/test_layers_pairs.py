@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from optpipe_sim import build, load_profile, simulate
-from optpipe_sim.frameworks.megatron.search import best
+from optpipe_sim.frameworks.megatron.best_plan import best
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.profile.layout import counts_of, one_by_one, with_layout
 from optpipe_sim.solvers.layers.bound import layout_bound
-from optpipe_sim.solvers.layers.search import balanced, device_work, moves, solve_layers
+from optpipe_sim.solvers.layers.moved import balanced, device_work, moves, solve_layers
 
 # Without pairs a layer with experts takes longer than a dense one, 40 against 30; in a pair, which hides its exchange, less: 24.
 DENSE = {

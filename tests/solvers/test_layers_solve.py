@@ -23,7 +23,7 @@ from optpipe_sim.profile.items import EMBEDDING, HEAD, Item, even_counts
 from optpipe_sim.profile.layout import counts_of, with_layout
 from optpipe_sim.profile_io import load_profile, profile_to_json
 from optpipe_sim.solvers.layers.bound import Runs, layout_bound
-from optpipe_sim.solvers.layers.search import balanced, device_work, moves, solve_layers
+from optpipe_sim.solvers.layers.moved import balanced, device_work, moves, solve_layers
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.stage_cost import RecomputeLevel, StageCost
 

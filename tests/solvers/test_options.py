@@ -12,7 +12,7 @@ import pytest
 from unit_profiles import unit_profile
 
 from optpipe_sim import build, solve
-from optpipe_sim.cli.options.search import search_options
+from optpipe_sim.cli.options.solving import search_options
 from optpipe_sim.cli.parser import parse
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.names import OPTPIPE, parse_name

@@ -34,7 +34,7 @@ def test_the_example_of_the_help_loses_to_no_published_schedule() -> None:
     """As `optpipe-sim solve --help` has it, with a number of schedules in the place of the clock; what
     a race has is never lost again."""
     from optpipe_sim.cli.commands.search.solve import EXAMPLE
-    from optpipe_sim.cli.options.search import search_options
+    from optpipe_sim.cli.options.solving import search_options
     from optpipe_sim.cli.parser import parse
 
     arguments = parse(EXAMPLE.split()[1:])

@@ -11,7 +11,7 @@ from unit_profiles import UNIT, unit_profile
 from optpipe_sim import CostProfile, build, check, load_profile, simulate, solve
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.schedules import REGISTRY
-from optpipe_sim.solvers.cpsat.engine import solve_cpsat
+from optpipe_sim.solvers.cpsat.cpsat import solve_cpsat
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.solvers.starts.sliced import in_slices, one_at_a_time
 

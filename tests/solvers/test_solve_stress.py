@@ -20,10 +20,10 @@ from optpipe_sim.errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
 from optpipe_sim.sim.noise import Noise
 from optpipe_sim.solvers import portfolio
 from optpipe_sim.solvers.axes import candidate_shapes
-from optpipe_sim.solvers.cpsat.engine import solve_cpsat
-from optpipe_sim.solvers.cpsat.search import Search
+from optpipe_sim.solvers.cpsat.cpsat import solve_cpsat
+from optpipe_sim.solvers.cpsat.proving import Search
 from optpipe_sim.solvers.known import known_bound, note
-from optpipe_sim.solvers.milp import engine as milp
+from optpipe_sim.solvers.milp import milp as milp
 from optpipe_sim.solvers.options import SolveOptions
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.solvers.race import jobs, rules

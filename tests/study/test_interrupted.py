@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from optpipe_sim import load_profile
-from optpipe_sim.costs.advise import search as advise_search
+from optpipe_sim.costs.advise import shortlist as advise_search
 from optpipe_sim.costs.advise.advise import advise
 from optpipe_sim.study import compare
 from optpipe_sim.study.compare import compare_all

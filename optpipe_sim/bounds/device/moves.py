@@ -1,4 +1,4 @@
-"""The compiled rules of `search`: the moves of one device whose activations are kept, offloaded or recomputed.
+"""The compiled rules of `device_bound`: the moves of one device whose activations are kept, offloaded or recomputed.
 
 Each activation has a level of recomputation; the first one is kept whole, and where nothing can be
 recomputed it is the only one. A node has, after the fields of `best_first`, per stage the F's, backwards
@@ -94,7 +94,9 @@ class Case(NamedTuple):
         np.ndarray
     )  # (ways, 3) of the last backward: its level, what it recomputes, the W's after it
     after: int  # the longest total time of W's after the last backward
-    prices: np.ndarray  # (sets, stages, 10), see `search`; none if there is more than one level
+    prices: (
+        np.ndarray
+    )  # (sets, stages, 10), see `device_bound`; none if there is more than one level
 
 
 @step

@@ -11,9 +11,9 @@ import numpy as np
 
 from ..configurations import Configuration, Part, add_ops, configurations, waits
 from ..linear import Linear
+from .device_bound import KEEP
 from .moves import ONE
 from .problem import OneDevice
-from .search import KEEP
 
 KINDS = ("F", "B", "W", "BW", "O", "R")
 BYTE = 1 << 80  # prices per byte are in 1 / BYTE

@@ -21,7 +21,7 @@ from ..models import Model
 from ..recompute.regions import RECOMPUTE, choice_of
 from ..work import Work
 from .rows import Advice
-from .search import OnProgress, Search
+from .shortlist import OnProgress, Search
 from .space import Question, as_choices
 
 Source = str | os.PathLike[str] | Mapping[str, Any]

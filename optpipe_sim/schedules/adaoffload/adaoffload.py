@@ -14,7 +14,7 @@ from ...sim import require_limit, simulate
 from ...stage_cost import StageCost
 from ...trace import OBJECTIVES
 from ...units import Size
-from . import state
+from . import progress
 from .runs import UNBOUNDED, Greedy, Problem, Setting
 from .waves import WAVES, Wave, play
 
@@ -203,11 +203,11 @@ def best_run(
     asked after every run; tells whether the time is up."""
     least = naive(problem.profile, problem.microbatches, objective)
     best: Greedy | None = None
-    best_key = (state.FOREVER, 0)
+    best_key = (progress.FOREVER, 0)
     for number, setting in enumerate(settings):
         if number and over():
             break
-        stop = best_key[0] if objective == "flush" else state.FOREVER
+        stop = best_key[0] if objective == "flush" else progress.FOREVER
         found = play(problem, setting, stop)
         if found is None:
             continue

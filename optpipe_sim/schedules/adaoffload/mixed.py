@@ -21,7 +21,7 @@ from ...schedule import Schedule
 from ...sim import require_limit, simulate
 from ...trace import OBJECTIVES
 from ...units import Size
-from . import state
+from . import progress
 from .adaoffload import CHUNKED, LEAST_RUNS, MOST_WORK, SETTINGS, adaoffload, host_holds, rechunked
 from .apart import apart_where_faster
 from .runs import Greedy, Problem, Setting
@@ -144,7 +144,7 @@ class _Search:
         self.settings: Sequence[Setting | Wave] = SETTINGS if profile.chunks == 1 else CHUNKED
         self.runs = EFFORT * max(LEAST_RUNS, MOST_WORK // (len(profile.stages) * microbatches))
         self.best: Greedy | None = None
-        self.least = state.FOREVER, 0
+        self.least = progress.FOREVER, 0
         self.tried: dict[Mix, _Tried | None] = {}
 
     def run(self) -> None:
@@ -172,7 +172,7 @@ class _Search:
         return [Part(Fraction(0), 0, 0), *mixed]
 
     def _try(
-        self, mix: Mix, settings: Sequence[Setting | Wave], stop_ns: int = state.FOREVER
+        self, mix: Mix, settings: Sequence[Setting | Wave], stop_ns: int = progress.FOREVER
     ) -> _Tried | None:
         """Run a mix; None if no setting completes by `stop_ns`, or no runs are left."""
         levels = table_of(mix, self.profile, self.microbatches)
@@ -187,7 +187,7 @@ class _Search:
             for setting in settings[: max(0, self.runs)]:
                 self.runs -= 1
                 found = play(
-                    problem, setting, stop_ns if self.objective == "flush" else state.FOREVER
+                    problem, setting, stop_ns if self.objective == "flush" else progress.FOREVER
                 )
                 if found is None:
                     continue

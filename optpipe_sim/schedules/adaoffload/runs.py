@@ -1,6 +1,6 @@
 """One run of AdaOffload's greedy: its parameters, the profile as arrays, and its result.
 
-The event loop itself is compiled (`core`, `state`).
+The event loop itself is compiled (`play`, `progress`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...profile import CostProfile
 from ...schedule import Schedule
 from ...sim.links import link_keys
 from ...units import format_size
-from . import core, state
+from . import play, progress
 from .levels import activation_costs, recomputed
 
 UNBOUNDED = 2**40
@@ -79,19 +79,19 @@ class Greedy(NamedTuple):
 
     @property
     def offloads(self) -> int:
-        return sum(int((rows[:, state.KIND] == O).sum()) for rows in self.log)
+        return sum(int((rows[:, progress.KIND] == O).sum()) for rows in self.log)
 
     def cost_ns(self, objective: str) -> int:
         """The makespan or longest device span of the run itself."""
-        compute = [rows[np.isin(rows[:, state.KIND], COMPUTE)] for rows in self.log]
+        compute = [rows[np.isin(rows[:, progress.KIND], COMPUTE)] for rows in self.log]
         if objective == "span":
-            return max(int(rows[-1, state.END] - rows[0, state.START]) for rows in compute)
-        return max(int(rows[-1, state.END]) for rows in compute)
+            return max(int(rows[-1, progress.END] - rows[0, progress.START]) for rows in compute)
+        return max(int(rows[-1, progress.END]) for rows in compute)
 
     def schedule(self, microbatches: int) -> Schedule:
         """Make the schedule: the programs, and the order on host links that several queues share."""
         shape = self.profile.shape(microbatches)
-        table = np.concatenate(self.log)[:, [state.KIND, state.STAGE, state.MICROBATCH]]
+        table = np.concatenate(self.log)[:, [progress.KIND, progress.STAGE, progress.MICROBATCH]]
         offsets = np.cumsum([0, *map(len, self.log)])
         order = self._link_order()
         if not self.levels.any():
@@ -111,11 +111,13 @@ class Greedy(NamedTuple):
             key: [] for key, some in queues.items() if len(some) > 1
         }
         for d, rows in enumerate(self.log):
-            for row in rows[np.isin(rows[:, state.KIND], TRANSFERS)].tolist():
-                key = keys[2 * d + (row[state.KIND] == R)]
+            for row in rows[np.isin(rows[:, progress.KIND], TRANSFERS)].tolist():
+                key = keys[2 * d + (row[progress.KIND] == R)]
                 if key in order:
-                    op = Op(OpKind(row[state.KIND]), row[state.STAGE], row[state.MICROBATCH])
-                    order[key].append((row[state.SERIAL], op))
+                    op = Op(
+                        OpKind(row[progress.KIND]), row[progress.STAGE], row[progress.MICROBATCH]
+                    )
+                    order[key].append((row[progress.SERIAL], op))
         return {key: [op for _, op in sorted(ops)] for key, ops in order.items()}
 
 
@@ -146,30 +148,33 @@ class Problem:
         offload = profile.offload if limits is not None else None
         place = np.array(profile.placement, np.int64)
         self.stages = np.argsort(place, kind="stable").astype(np.int64)
-        self.stage = np.zeros((state.STAGE_ROWS, len(stages)), np.int64)
-        self.stage[state.DEVICE] = place
-        self.stage[state.TOP] = -1
+        self.stage = np.zeros((progress.STAGE_ROWS, len(stages)), np.int64)
+        self.stage[progress.DEVICE] = place
+        self.stage[progress.TOP] = -1
         if levels is None:
             levels = np.zeros((len(stages), microbatches), np.int64)
         self.costs = activation_costs(profile, levels)
         if not offload:
             self.costs.moved[:] = 0
-        self.stage[state.MOVES] = self.costs.moved.any(axis=1)
-        self.device = np.zeros((state.DEVICE_ROWS, p), np.int64)
-        self.device[state.COUNT] = np.bincount(place, minlength=p)
-        self.device[state.FIRST, 1:] = np.cumsum(self.device[state.COUNT])[:-1]
+        self.stage[progress.MOVES] = self.costs.moved.any(axis=1)
+        self.device = np.zeros((progress.DEVICE_ROWS, p), np.int64)
+        self.device[progress.COUNT] = np.bincount(place, minlength=p)
+        self.device[progress.FIRST, 1:] = np.cumsum(self.device[progress.COUNT])[:-1]
         static = np.array(profile.static_bytes, np.int64)
         aside = np.zeros(p, np.int64)
         np.maximum.at(aside, place, self.costs.aside)
-        free = state.FOREVER if limits is None else np.array(limits) - static - aside
-        self.device[state.CAPACITY] = free
+        free = progress.FOREVER if limits is None else np.array(limits) - static - aside
+        self.device[progress.CAPACITY] = free
         keys = link_keys(profile)
         names = sorted(set(keys))
         self.links = [names.index(key) for key in keys]
-        self.device[state.LINK_O], self.device[state.LINK_R] = self.links[::2], self.links[1::2]
-        self.device[state.NODE] = np.arange(p) // ((offload and offload.devices_per_node) or p)
-        self.host = np.zeros((2, int(self.device[state.NODE].max()) + 1), np.int64)
-        self.host[0] = state.FOREVER
+        self.device[progress.LINK_O], self.device[progress.LINK_R] = (
+            self.links[::2],
+            self.links[1::2],
+        )
+        self.device[progress.NODE] = np.arange(p) // ((offload and offload.devices_per_node) or p)
+        self.host = np.zeros((2, int(self.device[progress.NODE].max()) + 1), np.int64)
+        self.host[0] = progress.FOREVER
         self.host_limit = offload.host_limit_bytes if offload else None
         self._spare(host)
         self.in_flight = self._in_flight()
@@ -179,13 +184,13 @@ class Problem:
         """Choose the stages that the oldest microbatch of a device may always offload, and compute
         what one microbatch at a time then needs; limited host memory is reserved for them."""
         for d in range(self.profile.devices):
-            mine = [s for s in self.stages.tolist() if self.stage[state.DEVICE, s] == d]
-            may = [s for s in mine if self.stage[state.MOVES, s]]
+            mine = [s for s in self.stages.tolist() if self.stage[progress.DEVICE, s] == d]
+            may = [s for s in mine if self.stage[progress.MOVES, s]]
             if self.host_limit is not None:
-                may = self._fewest(mine, may, int(self.device[state.CAPACITY, d]))
-                self.host[1, self.device[state.NODE, d]] += self._moved(may)
-            self.stage[state.SPARE, may] = 1
-            self.device[state.NEED, d] = self._needs(mine, may)
+                may = self._fewest(mine, may, int(self.device[progress.CAPACITY, d]))
+                self.host[1, self.device[progress.NODE, d]] += self._moved(may)
+            self.stage[progress.SPARE, may] = 1
+            self.device[progress.NEED, d] = self._needs(mine, may)
         if self.host_limit is not None:
             short = int(self.host[1].max())
             if short > self.host_limit:
@@ -201,12 +206,12 @@ class Problem:
         """Per device, the microbatches it has begun when their B's come, in thousandths: the time
         from F to B of its lowest stage in units of the slowest device's F's and B's."""
         profile, (forward, backward) = self.profile, self.profile.durations_ns[:2]
-        place = self.stage[state.DEVICE]
+        place = self.stage[progress.DEVICE]
         both = forward + backward
         slowest = np.bincount(place, both, profile.devices).max()
         messages_ns = np.append(place[1:] != place[:-1], False) * 2 * profile.t_comm_ns
         trip = np.cumsum((both + messages_ns)[::-1])[::-1]
-        lowest = self.stages[self.device[state.FIRST]]
+        lowest = self.stages[self.device[progress.FIRST]]
         return np.asarray(trip[lowest] * 1000 // int(slowest), np.int64)
 
     def _needs(self, mine: list[int], away: Sequence[int]) -> int:
@@ -233,7 +238,7 @@ class Problem:
         return min(fitting, key=self._moved, default=may)
 
     def play(
-        self, setting: Setting, stop_ns: int = state.FOREVER, order: Order | None = None
+        self, setting: Setting, stop_ns: int = progress.FOREVER, order: Order | None = None
     ) -> Greedy | None:
         """Run the greedy, in its own order or as close as possible to `order`; None if it would end
         after `stop_ns`."""
@@ -242,19 +247,19 @@ class Problem:
         stage, device = self.stage.copy(), self.device.copy()
         reload_ns = self.costs.durations_ns[R].max(axis=1)
         step_ns = max(1, int(profile.durations_ns[OpKind.B].mean()) + profile.t_comm_ns)
-        stage[state.AHEAD] = np.maximum(1, -(-reload_ns * setting.ahead // (1000 * step_ns)))
+        stage[progress.AHEAD] = np.maximum(1, -(-reload_ns * setting.ahead // (1000 * step_ns)))
         if setting.depth:
-            device[state.DEPTH] = np.maximum(1, -(-self.in_flight * setting.depth // 10**6))
+            device[progress.DEPTH] = np.maximum(1, -(-self.in_flight * setting.depth // 10**6))
         else:
-            device[state.DEPTH] = UNBOUNDED
-        micro = np.zeros((state.MICRO_ROWS, count, m), np.int64)
-        micro[state.READY_F] = micro[state.READY_B] = state.FOREVER
-        micro[state.READY_F, 0] = 0
-        micro[state.ACT], micro[state.MOVED] = self.costs.act, self.costs.moved
-        micro[state.WEIGHT] = self.costs.weight
-        device[state.AWAKE], device[state.WOKEN] = 1, np.arange(p)
-        chunks = int(device[state.COUNT].max())
-        run = state.Run(
+            device[progress.DEPTH] = UNBOUNDED
+        micro = np.zeros((progress.MICRO_ROWS, count, m), np.int64)
+        micro[progress.READY_F] = micro[progress.READY_B] = progress.FOREVER
+        micro[progress.READY_F, 0] = 0
+        micro[progress.ACT], micro[progress.MOVED] = self.costs.act, self.costs.moved
+        micro[progress.WEIGHT] = self.costs.weight
+        device[progress.AWAKE], device[progress.WOKEN] = 1, np.arange(p)
+        chunks = int(device[progress.COUNT].max())
+        run = progress.Run(
             stage,
             device,
             self.stages,
@@ -266,7 +271,7 @@ class Problem:
             np.zeros(2 * p, np.int64),
             np.zeros((p, p), np.int64),
             np.zeros((2 * count * m + 3 * p + 1, 2), np.int64),
-            np.zeros((p, 5 * chunks * m, state.LOG_COLUMNS), np.int64),
+            np.zeros((p, 5 * chunks * m, progress.LOG_COLUMNS), np.int64),
             np.array([0, 0, 0, p], np.int64),
             self.shared,
             profile.latency_ns,
@@ -283,7 +288,7 @@ class Problem:
             np.zeros((0, count, m), np.int64) if order is None else order.due_ns,
             0 if order is None else order.window_ns,
         )
-        if not core.play(run, stop_ns):
+        if not play.play(run, stop_ns):
             return None
-        log = tuple(run.log[d, : run.device[state.LOGGED, d]] for d in range(p))
+        log = tuple(run.log[d, : run.device[progress.LOGGED, d]] for d in range(p))
         return Greedy(profile, setting, log, self.costs.levels)

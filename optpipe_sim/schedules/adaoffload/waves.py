@@ -18,7 +18,7 @@ import numpy as np
 
 from ...ops import B, F, OpKind, W
 from ...profile import CostProfile
-from . import state
+from . import progress
 from .runs import Greedy, Order, Problem, Setting
 
 
@@ -98,7 +98,7 @@ WAVES = tuple(
 )
 
 
-def play(problem: Problem, way: Setting | Wave, stop_ns: int = state.FOREVER) -> Greedy | None:
+def play(problem: Problem, way: Setting | Wave, stop_ns: int = progress.FOREVER) -> Greedy | None:
     """Run the greedy with a setting or along a wave; None if it would end after `stop_ns`."""
     if isinstance(way, Setting):
         return problem.play(way, stop_ns)

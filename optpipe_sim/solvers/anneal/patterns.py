@@ -14,10 +14,10 @@ import numpy as np
 from ...ops import BW, B, F, O, R, W
 from ...schedule import Schedule
 from ..problem import Problem
-from . import patterns_core as core
+from . import pattern_loop
+from .annealer import WEIGHT, Workspace
 from .loop import seed_random
 from .plans import pack, unpack
-from .search import WEIGHT, Workspace
 from .times import NEVER
 
 # With one or two microbatches per period a link is poorly shared; more enlarge the search space.
@@ -47,7 +47,7 @@ def pattern_start(
     plan.mode[:] = 0  # a pattern has B and W apart
     for stretch in STRETCH:
         times, offloaded, period = _first(problem, stretch)
-        core.write(times, offloaded, period, work.costs, plan)
+        pattern_loop.write(times, offloaded, period, work.costs, plan)
         if work.evaluate(plan)[0] < NEVER:
             break
     else:
@@ -60,7 +60,7 @@ def pattern_start(
     for at in range(0, steps, CHUNK):
         if over():
             break
-        cost, period = core.anneal_pattern(
+        cost, period = pattern_loop.anneal_pattern(
             times,
             offloaded,
             period,

@@ -1,6 +1,6 @@
 """Visits: repeated annealing from hot to cold, from the best schedule or from one of the starts.
 
-Which visits follow one another is up to `search`.
+Which visits follow one another is up to `annealer`.
 """
 
 from __future__ import annotations

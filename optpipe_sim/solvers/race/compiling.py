@@ -10,8 +10,8 @@ from collections.abc import Callable
 from functools import cache
 from itertools import product
 
+from ...bounds.device.device_bound import layered_bound
 from ...bounds.device.problem import one_device
-from ...bounds.device.search import layered_bound
 from ...compiled import njit, on_disk
 from ...processes.workers import run_all
 from ...profile_io import load_profile
@@ -24,9 +24,9 @@ from ...schedules.zb_v import zb_v
 from ...sim import simulate
 from ...sim.replay import run_events
 from ..anneal import loop
+from ..anneal.annealer import search, shares_links
 from ..anneal.offloading import offload_everything
 from ..anneal.patterns import pattern_start
-from ..anneal.search import search, shares_links
 from ..problem import Problem, make_problem
 from ..reports import no_report
 from ..starts.adaoffload_runs import greedy_search

@@ -12,7 +12,7 @@ from ...processes.workers import Newest, Report, Workers, shared_numbers
 from ...schedule import Schedule
 from ...schedules import ADAOFFLOAD
 from ...schedules.adaoffload.adaoffload import LEAST_RUNS, adaoffload
-from ..anneal.search import treats
+from ..anneal.annealer import treats
 from ..starts.fixed_levels import first_starts
 from .race import Race
 

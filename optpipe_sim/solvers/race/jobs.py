@@ -9,8 +9,8 @@ from typing import Any
 
 from ...errors import OptPipeError
 from ...schedules import ADAOFFLOAD
+from ..anneal.annealer import treats
 from ..anneal.host import writes_behind
-from ..anneal.search import treats
 from ..options import SolveOptions
 from ..problem import Problem
 from ..reports import Report
@@ -19,8 +19,8 @@ from .race import Job, Race, run_race
 # The module with the function ``run`` of each engine, relative to this package.
 ROOMS = {
     "search": "..search",
-    "cpsat": "..cpsat.engine",
-    "milp": "..milp.engine",
+    "cpsat": "..cpsat.cpsat",
+    "milp": "..milp.milp",
     "bounds": ".bounds",
 }
 HUNT_SHARE = 0.25  # largest share of the time for the expensive bounds
@@ -40,7 +40,7 @@ def require_engine(problem: Problem, options: SolveOptions) -> None:
             f"engine: {ADAOFFLOAD} orders whole sequences: give slices=1, or the engine auto, search or cpsat"
         )
     if options.engine == "milp":
-        from ..milp.engine import require_milp
+        from ..milp.milp import require_milp
 
         require_milp(problem, options.solver, force=options.force)
 

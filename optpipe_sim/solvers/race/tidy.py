@@ -15,8 +15,8 @@ from ...op_table import KEEP
 from ...ops import C, O, R
 from ...schedule import Schedule
 from ...trace import Trace
+from ..anneal.annealer import Workspace, shares_links, treats
 from ..anneal.plans import level_names, pack
-from ..anneal.search import Workspace, shares_links, treats
 from ..problem import Problem
 from ..treatments import restrict
 

@@ -17,11 +17,11 @@ from ...errors import OptPipeError
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...schedules.adaoffload.adaoffload import SETTINGS
+from ...schedules.adaoffload.progress import KIND, MICROBATCH, STAGE
 from ...schedules.adaoffload.runs import UNBOUNDED, Greedy, Setting
 from ...schedules.adaoffload.runs import Problem as Runs
-from ...schedules.adaoffload.state import KIND, MICROBATCH, STAGE
+from ..anneal.annealer import Workspace, shares_links
 from ..anneal.plans import Plan
-from ..anneal.search import Workspace, shares_links
 from ..problem import Problem
 
 CHOICES: dict[str, tuple[int, ...]] = {

@@ -13,10 +13,10 @@ from ...errors import OptPipeError
 from ...schedule import Schedule
 from ...schedules import ADAOFFLOAD
 from ...schedules.adaoffload.adaoffload import adaoffload
+from ...solvers.anneal.annealer import search
 from ...solvers.anneal.offloading import offload_everything
-from ...solvers.anneal.search import search
-from ...solvers.cpsat.engine import solve_cpsat
-from ...solvers.milp.engine import MOST_ROWS, solve_milp
+from ...solvers.cpsat.cpsat import solve_cpsat
+from ...solvers.milp.milp import MOST_ROWS, solve_milp
 from ...solvers.milp.model import model_size
 from ...solvers.milp.options import MilpOptions
 from ...solvers.problem import Problem, make_problem

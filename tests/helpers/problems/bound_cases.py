@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from optpipe_sim import CostProfile
+from optpipe_sim.bounds.device.device_bound import device_bound
 from optpipe_sim.bounds.device.problem import OneDevice, one_device
-from optpipe_sim.bounds.device.search import device_bound
 from optpipe_sim.bounds.lp import configuration_bounds
 
 

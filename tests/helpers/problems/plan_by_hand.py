@@ -9,9 +9,9 @@ import numpy as np
 
 from optpipe_sim import Schedule, build, load_profile
 from optpipe_sim.ops import OpKind
+from optpipe_sim.solvers.anneal.annealer import Workspace
 from optpipe_sim.solvers.anneal.loop import seed_random
 from optpipe_sim.solvers.anneal.plans import Plan, bits, pack, unpack
-from optpipe_sim.solvers.anneal.search import Workspace
 from optpipe_sim.solvers.anneal.times import NEVER
 from optpipe_sim.solvers.problem import Problem, make_problem
 

@@ -17,8 +17,8 @@ from optpipe_sim.profile import Offload
 from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
 from optpipe_sim.sim.lower import lower
 from optpipe_sim.solvers.anneal import host as host_memory
+from optpipe_sim.solvers.anneal.annealer import Workspace, search
 from optpipe_sim.solvers.anneal.plans import pack
-from optpipe_sim.solvers.anneal.search import Workspace, search
 from optpipe_sim.solvers.problem import Problem, make_problem
 
 COPIES = {"t_offload_ns": 5, "t_reload_ns": 5}

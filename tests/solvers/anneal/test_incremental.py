@@ -16,8 +16,8 @@ from optpipe_sim.ops import OpKind
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.sim.lower import lower
 from optpipe_sim.solvers.anneal import evaluate, loop, marks, moves, tails, times
+from optpipe_sim.solvers.anneal.annealer import Workspace, shares_links
 from optpipe_sim.solvers.anneal.plans import Plan, pack, unpack
-from optpipe_sim.solvers.anneal.search import Workspace, shares_links
 from optpipe_sim.solvers.problem import Problem
 
 FAR = 4  # times the makespan is where evaluations give up

@@ -10,8 +10,8 @@ from search_cases import uniform
 
 from optpipe_sim import Schedule
 from optpipe_sim.solvers.anneal import passing
+from optpipe_sim.solvers.anneal.annealer import Workspace
 from optpipe_sim.solvers.anneal.plans import bits, pack, unpack
-from optpipe_sim.solvers.anneal.search import Workspace
 from optpipe_sim.solvers.problem import make_problem
 
 

@@ -14,7 +14,7 @@ from exhaustive import least_cost
 from optpipe_sim import CostProfile, build, check
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.profile import Offload, StageCost
-from optpipe_sim.solvers.cpsat.engine import CpsatOptions, solve_cpsat
+from optpipe_sim.solvers.cpsat.cpsat import CpsatOptions, solve_cpsat
 from optpipe_sim.solvers.problem import Problem, make_problem
 
 SHAPES = ((2, 1, 2), (1, 2, 2), (1, 1, 3), (2, 2, 1), (3, 1, 2), (1, 1, 2))

@@ -11,7 +11,7 @@ from paired import Tiny, least_makespan
 from strategies import SEEDS
 
 from optpipe_sim import check, load_profile, solve
-from optpipe_sim.solvers.cpsat.engine import solve_cpsat
+from optpipe_sim.solvers.cpsat.cpsat import solve_cpsat
 from optpipe_sim.solvers.problem import Problem, make_problem
 
 # devices, placement, microbatches, whether backwards may be two ops: 12 to 16 ops

@@ -12,7 +12,7 @@ import pytest
 from optpipe_sim import CostProfile, Schedule, check, load_profile
 from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.ops import BW, B, C, F, O, Op, R, SliceOp, W
-from optpipe_sim.solvers.cpsat.engine import CpsatOptions, solve_cpsat
+from optpipe_sim.solvers.cpsat.cpsat import CpsatOptions, solve_cpsat
 from optpipe_sim.solvers.problem import Problem, make_problem
 
 FREE = CpsatOptions(order="free")

@@ -15,7 +15,7 @@ from strategies import profiles, schedules
 
 from optpipe_sim import check, simulate
 from optpipe_sim.errors import Deadlock, OutOfMemory
-from optpipe_sim.solvers.cpsat.engine import solve_cpsat
+from optpipe_sim.solvers.cpsat.cpsat import solve_cpsat
 from optpipe_sim.solvers.problem import make_problem
 
 

@@ -22,11 +22,11 @@ from optpipe_sim.ops import BW, B, F, O, Op, R, W
 from optpipe_sim.profile import Offload
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.solvers.milp.constraints import CONSTRAINTS
-from optpipe_sim.solvers.milp.engine import solve_milp, write_model
+from optpipe_sim.solvers.milp.milp import solve_milp, write_model
 from optpipe_sim.solvers.milp.model import build_model, model_size
 from optpipe_sim.solvers.milp.options import MilpOptions
 from optpipe_sim.solvers.milp.sets import Sets
-from optpipe_sim.solvers.milp.times import Starts, earliest, plan, scheduled, set_values
+from optpipe_sim.solvers.milp.values import Starts, earliest, plan, scheduled, set_values
 from optpipe_sim.solvers.milp.variables import Model
 from optpipe_sim.solvers.milp.windows import serial_ns
 from optpipe_sim.solvers.problem import Problem, make_problem

@@ -23,8 +23,8 @@ from optpipe_sim.ops import BW, B, C, F, O, R, W
 from optpipe_sim.profile_io import save_profile
 from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
 from optpipe_sim.sim.lower import lower
+from optpipe_sim.solvers.anneal.annealer import Workspace, search, shares_links
 from optpipe_sim.solvers.anneal.plans import pack, unpack
-from optpipe_sim.solvers.anneal.search import Workspace, search, shares_links
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.race.tidy import tidy
 from optpipe_sim.solvers.search import _promising, first_starts

@@ -22,8 +22,8 @@ from ...options.models import (
     model_and_machine,
     run_options,
 )
-from ...options.search import add_of_solve
 from ...options.shared import add_family, add_report
+from ...options.solving import add_of_solve
 from ...outputs.trace import write_page
 from ..search.common import COMPILING
 from . import family

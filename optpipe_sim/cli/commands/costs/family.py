@@ -12,8 +12,8 @@ from ....errors import OptPipeError
 if TYPE_CHECKING:
     from ....costs.advise.rows import Advice, Row
     from ....costs.advise.space import Choice
+    from ....frameworks.megatron.best_plan import Found
     from ....frameworks.megatron.options import Plan
-    from ....frameworks.megatron.search import Found
     from ....trace import Trace
     from ...outputs.show import Out
 
@@ -198,8 +198,8 @@ def _megatron(found: Advice, seconds: float, fixed: bool) -> tuple[dict[str, Any
 def _near(found: Advice, until: float, fixed: bool) -> Iterator[Row]:
     """Yield the best plan of the family around each of the fastest configurations that fit, as a row."""
     from ....costs.advise.replay import profile_of
+    from ....frameworks.megatron.best_plan import best
     from ....frameworks.megatron.family import plan_of
-    from ....frameworks.megatron.search import best
     from ....schedules import MEGATRON_OFFLOAD, parse_name
 
     question = found.question

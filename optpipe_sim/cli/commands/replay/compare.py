@@ -6,12 +6,12 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ...options.kinds import names
-from ...options.search import add_objective, add_of_solve
 from ...options.shared import (
     add_family,
     add_pictures,
     add_problem,
 )
+from ...options.solving import add_objective, add_of_solve
 from ...status import DONE, NO
 from ..examples import PROFILE
 

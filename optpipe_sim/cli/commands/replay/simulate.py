@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ....errors import NoSolution, OutOfMemory
-from ...options.search import add_objective
 from ...options.shared import add_pictures, add_profile, add_schedule_problem
+from ...options.solving import add_objective
 from ...status import DONE, NO
 from ..examples import PROFILE
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
-from ...options.search import search_options
 from ...options.shared import add_family
+from ...options.solving import search_options
 from .common import COMPILING, NOTHING_BESIDE, finish, needs_profile, plain_beside, refuse
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ _Best = tuple["Trace", dict[str, Any], dict[str, Any]]
 
 def _megatron(arguments: argparse.Namespace, out: Out, profile: CostProfile) -> _Best:
     """Replay Megatron-LM's family."""
+    from ....frameworks.megatron.best_plan import best
     from ....frameworks.megatron.family import plan_of
-    from ....frameworks.megatron.search import best
 
     with out.progress("replaying") as progress:
         found = best(
@@ -173,7 +173,7 @@ def _free(
     arguments: argparse.Namespace, out: Out, profile: CostProfile, seconds: float
 ) -> SolveResult | None:
     """Solve without the family, with any layout where the family had one; None if nothing fits."""
-    from ....solvers.layers.search import solve_layers
+    from ....solvers.layers.moved import solve_layers
     from ....solvers.solve import solve
     from ...outputs.live import watching
 

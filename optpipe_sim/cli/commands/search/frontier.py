@@ -14,8 +14,8 @@ from ....errors import OptPipeError
 from ....files import write_text
 from ....units import format_size, format_time, parse_size
 from ...options.kinds import names, sizes
-from ...options.search import add_search, search_options
 from ...options.shared import add_family, add_microbatches, add_profile, add_report
+from ...options.solving import add_search, search_options
 from ...outputs.files import rewritable
 from ...outputs.trace import write_page
 from ...status import DONE, NO

@@ -7,11 +7,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
-from ...options.search import search_options
+from ...options.solving import search_options
 from .common import COMPILING, finish, needs_profile, refuse
 
 if TYPE_CHECKING:
-    from ....solvers.layers.search import LayersResult
+    from ....solvers.layers.moved import LayersResult
     from ...outputs.show import Out
 
 # options of `solve` that concern a single layout, or another question
@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Search over layouts; print the best so far on Ctrl-C."""
     from ....profile_io import save_profile
-    from ....solvers.layers.search import solve_layers
+    from ....solvers.layers.moved import solve_layers
     from ....solvers.treatments import restrict
     from ...inputs import read_profile
     from ...outputs.live import watching

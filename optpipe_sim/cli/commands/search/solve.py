@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ...options.kinds import count, noise, share
-from ...options.search import add_search, search_options
 from ...options.shared import add_pictures, add_problem
+from ...options.solving import add_search, search_options
 from ..examples import OFFLOADING
 from . import family, layers
 from .common import COMPILING, NOTHING_BESIDE, finish, plain_beside, refuse
@@ -199,7 +199,7 @@ def _write_model(
 ) -> dict[str, str]:
     """Write the reconstructed MILP; return the file with its description."""
     from ....schedule import Schedule
-    from ....solvers.milp.engine import write_model
+    from ....solvers.milp.milp import write_model
     from ....solvers.problem import make_problem
 
     if arguments.chunks == "any":

@@ -13,10 +13,10 @@ from optpipe_sim import Schedule, load_profile, simulate
 from optpipe_sim.errors import Deadlock
 from optpipe_sim.ops import BW, TRANSFERS, B, OpKind
 from optpipe_sim.sim.replay import run_events
+from optpipe_sim.solvers.anneal.annealer import Workspace, shares_links
 from optpipe_sim.solvers.anneal.loop import critical
 from optpipe_sim.solvers.anneal.offloading import offload_everything
 from optpipe_sim.solvers.anneal.plans import pack, unpack
-from optpipe_sim.solvers.anneal.search import Workspace, shares_links
 from optpipe_sim.solvers.anneal.times import NEVER
 from optpipe_sim.solvers.problem import Problem, make_problem
 

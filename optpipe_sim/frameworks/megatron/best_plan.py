@@ -13,7 +13,7 @@ from ...profile.items import StageMaker
 from ...profile.layout import counts_of, with_layout
 from ...schedule import Schedule
 from ...solvers.layers.bound import layout_bound
-from ...solvers.layers.search import balanced, device_work, moves
+from ...solvers.layers.moved import balanced, device_work, moves
 from ...trace import Trace
 from ...units import format_size
 from ..nearest import replay_unlimited

@@ -13,9 +13,9 @@ from optpipe_sim import Schedule, build
 from optpipe_sim.checker.check import check, check_trace
 from optpipe_sim.errors import Deadlock, OutOfMemory
 from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
+from optpipe_sim.solvers.anneal.annealer import Workspace, search
 from optpipe_sim.solvers.anneal.offloading import offload_everything
 from optpipe_sim.solvers.anneal.plans import pack, unpack
-from optpipe_sim.solvers.anneal.search import Workspace, search
 from optpipe_sim.solvers.anneal.times import NEVER
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.starts.adaoffload_runs import greedy_search

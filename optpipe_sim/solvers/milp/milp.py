@@ -39,7 +39,7 @@ from .model import build_model, model_size
 from .options import MilpOptions
 from .sets import Sets
 from .solvers import INFEASIBLE, Outcome, Settings, require_solver, run_solver
-from .times import earliest, plan, scheduled, set_values
+from .values import earliest, plan, scheduled, set_values
 from .variables import Model
 from .windows import serial_ns
 

@@ -1,13 +1,13 @@
 """The compiled event loop of AdaOffload; `adaoffload` says what it does and why it cannot deadlock.
 
-`play` is the entry point; the other functions are its steps. Their common state is in `state`.
+`play` is the entry point; the other functions are its steps. Their common state is in `progress`.
 """
 
 from __future__ import annotations
 
 from ...codes import B, F, O, R, W
 from ...compiled import entry, pop, step
-from .state import (
+from .progress import (
     ACT,
     ARRIVAL,
     AWAKE,

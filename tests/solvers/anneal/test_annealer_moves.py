@@ -12,9 +12,9 @@ from optpipe_sim import Schedule
 from optpipe_sim.ops import B, F, OpKind, R
 from optpipe_sim.schedule import validate
 from optpipe_sim.solvers.anneal import moves
+from optpipe_sim.solvers.anneal.annealer import search
 from optpipe_sim.solvers.anneal.offloading import offload_everything, park_first
 from optpipe_sim.solvers.anneal.plans import make_costs
-from optpipe_sim.solvers.anneal.search import search
 from optpipe_sim.solvers.problem import Problem, make_problem
 
 # p, m at two slots and copies of 16: a proven bound; FIFO schedules cost at least 2 more

@@ -11,7 +11,7 @@ from optpipe_sim.cli import main
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.execution import Execution, Issue
 from optpipe_sim.profile_io import save_profile
-from optpipe_sim.solvers.anneal.search import search
+from optpipe_sim.solvers.anneal.annealer import search
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.solvers.race.identity import carried_bound, identity
 from optpipe_sim.solvers.starts.published import fixed_schedules

@@ -17,7 +17,7 @@ from ..problem import Problem
 from ..reports import Others, Report, no_report
 from ..result import SolveResult, report_result
 from .phases import CpsatOptions
-from .search import OnBound, OnIncumbent, OnModel, Search
+from .proving import OnBound, OnIncumbent, OnModel, Search
 
 __all__ = ["CpsatOptions", "OnBound", "OnIncumbent", "OnModel", "solve_cpsat"]
 
