@@ -5,15 +5,17 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from experiments.expressiveness.pairs import pairs
 from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.costs.advise.replay import replayed, trace_of
-from optpipe_sim.errors import OptPipeError
+from optpipe_sim.errors import InvalidSchedule, OptPipeError
 from optpipe_sim.frameworks import torchtitan_search
 from optpipe_sim.frameworks.megatron import best_plan as megatron
 from optpipe_sim.frameworks.megatron.family import levels_of
+from optpipe_sim.frameworks.torchtitan import CHECKPOINTS
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.schedules.recompute import at_level, with_level
 from optpipe_sim.sim import simulate
@@ -24,8 +26,11 @@ from optpipe_sim.solvers.steady import Draw, drawn, draws
 from optpipe_sim.study.tasks import Count, Row
 from optpipe_sim.trace import Trace
 
-VERSION = 2
-MOST_LOOP = 4  # chunks in a loop that searches have
+VERSION = 3
+MOST_CHUNKS = 8  # of a published schedule in a loop
+CHUNKS = 4  # of one of the searches, where stages have the layers
+PATIENCE_S = 600.0  # a limit that no search reaches: they are counted in evaluations
+INTERLEAVED = ("1f1b-i",)
 SPLIT = ("zb-h1", "zb-h2")
 V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipe-v")
 SEARCHED = {
@@ -43,8 +48,8 @@ def run(pair: str, evaluations: Count, costs: Count = 8, seed: int = 0) -> Row:
 
     Kinds: ``megatron`` and ``torchtitan`` as they are. ``megatron+X`` can run published schedules as well: ``split``, ZB-H1 and ZB-H2; ``V``, ZB-V, V-Half, V-Min
     and DualPipe-V; ``stages``, AdaPipe, which recomputes other levels on other stages; ``order``: whatever torchtitan can. ``torchtitan+X`` may recompute
-    any level of each activation (``levels``) or offload it (``offload``); ``free`` may do both. What is searched is in the loop of Megatron-LM's plan (2 to 4 chunks
-    per device) and in a V; the bound covers the cuts that ``covers`` lists.
+    any level of each activation (``levels``) or offload it (``offload``); ``free`` may do both. What is searched is in a V and in loops: with Megatron-LM's
+    number of chunks, with that of the fastest interleaved 1F1B in torchtitan, and with `CHUNKS`; the bound covers the cuts that ``covers`` lists.
 
     ``KIND_ns``: the pipeline time; None: nothing fits. ``KIND_drawn_ns``: an iteration's pipeline at `costs` that may be true as well (`solvers.steady.draws`).
     ``cpu_s``: of the pair.
@@ -57,6 +62,7 @@ def run(pair: str, evaluations: Count, costs: Count = 8, seed: int = 0) -> Row:
         evaluations=evaluations,
         seed=seed,
         workers=1,
+        time_limit=PATIENCE_S,
         chunks="own",
         gap=CLOSE,
         published=False,
@@ -98,9 +104,11 @@ def _plans(profile: CostProfile, m: int, options: SolveOptions) -> Plans:
     base = _fitting(lambda: megatron.best(profile, m).trace)
     own = {level for level, layers in levels_of(profile) if layers is None}
     most = profile.most_chunks or 1
-    chunks = min(max(2, base.schedule.shape.chunks if base else 1), MOST_LOOP, most)
-    cuts = [profile.rechunk(chunks, "loop")]
-    cuts += [profile.rechunk(2, "vee")] if most > 1 else []
+    loops = [profile.rechunk(chunks) for chunks in range(2, min(MOST_CHUNKS, most) + 1)]
+    interleaved = [trace for cut in loops for trace in _by_name(INTERLEAVED, cut, m, CHECKPOINTS)]
+    some = {trace.schedule.shape.chunks for trace in (base, _least(*interleaved)) if trace}
+    cuts = [cut for cut in loops if cut.chunks in {*some, min(CHUNKS, most)}]
+    cuts += [profile.rechunk(2, "vee")] if most > 1 else [profile]
     shapes = {"split": (SPLIT, profile.rechunk(1)), "V": (V_SHAPED, cuts[-1])}
     more = {
         name: _least(base, *_by_name(names, shape, m, own))
@@ -108,14 +116,15 @@ def _plans(profile: CostProfile, m: int, options: SolveOptions) -> Plans:
     }
     stages = [
         one
-        for count in sorted({1, chunks})
-        for one in _by_name(("adapipe",), profile.rechunk(count), m)
+        for cut in (profile.rechunk(1), *cuts)
+        if cut.shape(m).placement_name == "loop"
+        for one in _by_name(("adapipe",), cut, m)
     ]
-    orders = [_fitting(partial(_torchtitan, cut, m, options)) for cut in cuts]
+    orders = [_fitting(partial(_torchtitan, cut, m, options)) for cut in cuts] + interleaved
     orders += [
         trace
         for names, shape in shapes.values()
-        for trace in _by_name(names, shape, m, {None, "full"})
+        for trace in _by_name(names, shape, m, CHECKPOINTS)
     ]
     order = _least(*orders)
     plans: Plans = {
@@ -135,7 +144,7 @@ def _plans(profile: CostProfile, m: int, options: SolveOptions) -> Plans:
 
 
 def _torchtitan(cut: CostProfile, m: int, options: SolveOptions) -> Trace:
-    return torchtitan_search.best(cut, m, options).trace
+    return torchtitan_search.best(cut, m, replace(options, published=True)).trace
 
 
 def _by_name(
@@ -143,7 +152,10 @@ def _by_name(
 ) -> Iterator[Trace]:
     """Yield the replays of published schedules that fit, with all stages at one of the levels."""
     for level in levels:
-        own = profile if level is None else at_level(profile, level)
+        try:
+            own = profile if level is None else at_level(profile, level)
+        except InvalidSchedule:  # the profile has no such level
+            continue
         for name in names:
             with suppress(OptPipeError):
                 schedule = replayed(own, m, name)[1].schedule

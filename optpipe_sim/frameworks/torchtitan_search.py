@@ -12,7 +12,7 @@ from ..errors import OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..profile.items import StageMaker
 from ..profile.layout import counts_of, with_layout
-from ..schedules.recompute import at_level, with_level
+from ..schedules.recompute import everywhere, fused_at_levels, with_level
 from ..solvers.layers.moved import moves
 from ..solvers.options import SolveOptions
 from ..solvers.solve import solve
@@ -95,7 +95,10 @@ def best(
     )
     found: list[tuple[int, str | None, Trace]] = []
     for level in levels:
-        kept = restrict(plain, ("keep",)) if level is None else at_level(plain, level)
+        if level is None:
+            kept = restrict(plain, ("keep",))
+        else:  # a split backward would hold what its forward recomputed until its W
+            kept = fused_at_levels(plain, everywhere(plain, level))
         try:
             solved = solve(kept, microbatches, **vars(own), watch=watch)
         except OptPipeError:

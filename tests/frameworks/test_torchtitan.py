@@ -14,6 +14,7 @@ from optpipe_sim import CostProfile, Schedule, Shape, build, load_profile
 from optpipe_sim.costs import estimate
 from optpipe_sim.errors import InvalidSchedule, OptPipeError
 from optpipe_sim.frameworks import torchtitan, torchtitan_search
+from optpipe_sim.frameworks.nearest import replay_unlimited
 from optpipe_sim.frameworks.torch_csv import from_torch_csv, torch_csv
 from optpipe_sim.profile.layout import with_layout
 from optpipe_sim.solvers.options import SolveOptions
@@ -195,3 +196,23 @@ def test_the_search_moves_layers_as_well() -> None:
         found.trace.schedule, found.trace.profile, None if name else "order.csv"
     )
     check(config, found.trace.schedule, 8)
+
+
+def test_full_checkpointing_does_not_split_backwards_that_would_hold_what_they_recompute() -> None:
+    """W needs ten times what full checkpointing keeps: with B and W apart the order that is faster does not fit."""
+    full = {"name": "full", "t_ms": 1, "keep_mib": 10, "b_work_mib": 90}
+    cost = {
+        "t_f_ms": 1,
+        "t_b_ms": 1,
+        "t_w_ms": 1,
+        "act_mib": 100,
+        "w_mib": 100,
+        "recompute": [full],
+    }
+    profile = load_profile({"devices": 4, "stages": [cost] * 4, "memory_limit_gib": 0.15})
+    options = SolveOptions(engine="search", evaluations=200, workers=1, chunks="own")
+    found = torchtitan_search.best(profile, 8, options)
+    assert found.level == "full"
+    assert found.trace.fits
+    whole = replay_unlimited(build("1f1b:recompute=full", profile, 8), profile)
+    assert found.trace.cost_ns <= whole.cost_ns
