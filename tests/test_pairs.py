@@ -125,11 +125,21 @@ def test_bounds_with_pairs_hold(case) -> None:
     profile, schedule = case
     trace = simulate(schedule, profile, enforce=False)
     free = replace(profile, memory_limit=None)
+    pairs, m = schedule.has_pairs, schedule.shape.microbatches
     for objective in ("flush", "span"):
-        bound = lower_bound(
-            free, schedule.shape.microbatches, objective, pairs=schedule.has_pairs
-        ).ns
-        assert bound <= replace(trace, objective=objective).cost_ns
+        for limit in (None, list(trace.peak_bytes)):
+            bound = lower_bound(free, m, objective, limit, pairs).ns
+            assert bound <= replace(trace, objective=objective).cost_ns
+
+
+def test_forwards_before_the_first_backward_hide_nothing() -> None:
+    """Device 0 of four waits 4 F + 3 B for its first backward, 14: 7 forwards fill that time, and the 9 others may hide 1 each. With
+    memory for 4 activations only 4 forwards run before it."""
+    stage = {"t_f_ns": 2, "t_b_ns": 2, "t_w_ns": 2, "act_bytes": 1, "w_bytes": 1}
+    profile = load_profile({"devices": 4, "stages": stage, "pair_hidden_ns": 1})
+    assert lower_bound(profile, 16, pairs=True) == (6 * 16 - (16 - 7), "fill and drain")
+    tight = lower_bound(profile, 16, memory_limit=4, pairs=True)
+    assert tight == (14 - 4 * 2 + 6 * 16 - (16 - 4), "fill and drain")
 
 
 @pytest.mark.parametrize(("ranks", "chunks", "m"), [(2, 2, 4), (4, 2, 8), (4, 3, 12), (8, 2, 16)])

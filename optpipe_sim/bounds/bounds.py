@@ -21,14 +21,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from ..execution import IDEAL
 from ..profile import CostProfile
 from ..stage_cost import StageCost
 from . import slices
 from .chains import Chains, Drain, by_worth, filled, least_drains, pending_w_ways
 from .ends import after_last_forward, relief_of_one, wait_of_many, waits_of_one
+from .hidden import hidden_on
 from .relaxed import relaxed, relaxed_cost
 from .relief import (
     Step,
@@ -84,7 +83,7 @@ def lower_bound(
         return min(found, key=lambda bound: bound.ns)
     objective = objective or "flush"
     if pairs and profile.pair_hidden:
-        return with_pairs(profile, microbatches, objective)
+        return with_pairs(profile, microbatches, objective, memory_limit)
     if not profile.alike:
         return max(
             lower_bound(profile.lightest, microbatches, objective, memory_limit),
@@ -103,27 +102,91 @@ def lower_bound(
     return max(bounds, key=lambda bound: bound.ns)  # of equal bounds the simplest
 
 
-def with_pairs(profile: CostProfile, microbatches: int, objective: str = "flush") -> Bound:
+def with_pairs(
+    profile: CostProfile,
+    microbatches: int,
+    objective: str = "flush",
+    memory_limit: int | Sequence[int] | None = None,
+) -> Bound:
     """A bound for schedules whose forwards and backwards may run as one op.
 
-    Proof. A forward is in at most one pair, which takes at most ``pair_hidden`` less than its two ops:
-    so a device works for at least its work less that of all its forwards. And a pair takes no less than
-    either of its ops, so the chain of one microbatch holds.
+    Proof. A pair takes no less than either of its ops, so chains hold, that of one microbatch among
+    them. And a device works for at least its work less what its pairs hide (`hidden`). Let n forwards
+    of d start before its first backward does, at t: no backward was there to pair them with, so at most
+    all others are in pairs. They take x ns; ``t - x`` is bounded as in `fill_and_drain`, since before t
+    only F's run. The last backward of d is in no pair either, whose forward's own backward would come
+    later still; so what is lost after it is as there, too. The bound is the least over n. What is idle after
+    the last forward is not counted: that may be in a pair. Residency counts no work without levels of
+    recomputation.
     """
-    hidden = np.array(profile.pair_hidden, np.int64) * np.ones((len(profile.stages),) * 2, np.int64)
-    most, forwards = 0, microbatches * profile.slices
-    for device in range(profile.devices):
-        own = [stage for stage, at in enumerate(profile.placement) if at == device]
-        most = max(most, int(hidden[np.ix_(own, own)].max(axis=1).sum()))
+    if not profile.alike:
+        least = with_pairs(profile.lightest, microbatches, objective, memory_limit)
+    elif profile.slices > 1:
+        least = Bound(0, "work")
+    else:
+        chains = Chains(profile, objective)
+        ns = max(_fill_with_pairs(chains, d, microbatches, memory_limit) for d in chains.stages_of)
+        least = Bound(ns, "fill and drain")
+        if not profile.has_levels:
+            held = residency(profile, microbatches, objective, memory_limit)
+            least = max(least, Bound(held, "residency"), key=lambda bound: bound.ns)
     return max(
-        Bound(max(0, naive(profile, microbatches, objective) - forwards * most), "work"),
+        Bound(naive(profile, microbatches, objective, pairs=True), "work"),
         Bound(one_microbatch(profile, objective), "one microbatch"),
+        least,
         key=lambda bound: bound.ns,
     )
 
 
-def naive(profile: CostProfile, microbatches: int, objective: str = "flush") -> int:
-    """Every device does all its work, and cannot start before a microbatch has come to it.
+def _fill_with_pairs(
+    chains: Chains, device: int, microbatches: int, memory_limit: int | Sequence[int] | None
+) -> int:
+    """Return the bound of `with_pairs` from one device."""
+    profile, stages = chains.profile, chains.stages_of[device]
+    ends = _ends(chains, device, microbatches, memory_limit)
+    waits: list[int] | None = None
+    floor = ends.head
+    if ends.capacity is not None:
+        if len(stages) == 1:
+            waits = waits_of_one(
+                profile, stages[0], microbatches, ends.capacity, ends.head, ends.first_back
+            )
+        else:
+            small = relaxed(profile)
+            floor = max(
+                floor,
+                wait_of_many(
+                    small, stages, microbatches, ends.capacity, ends.head, ends.first_back
+                ),
+            )
+    work = microbatches * chains.work(stages)
+    after = least_drains(ends.tail, ends.drains)[1]
+    hidden = hidden_on(profile, stages, microbatches)
+    sends = [chains.sends(s) for s in stages]
+    sending = microbatches * sum(map(sum, sends)) - sends[0][1]
+    longest = max(profile.stages[s].t_f_ns for s in stages)
+    longest_sent = max(
+        profile.stages[s].t_f_ns + one for s, (one, _) in zip(stages, sends, strict=True)
+    )
+    best: int | None = None
+    for n in range(len(stages), microbatches * len(stages) + 1):
+        if waits is not None and n > len(waits):
+            break
+        wait = waits[n - 1] if waits is not None else max(floor, ends.first_back - n * longest)
+        sent = max(ends.head, ends.first_back - n * longest_sent) + sending
+        ns = max(wait, sent) + work + after - hidden.at_most(microbatches * len(stages) - n)
+        best = ns if best is None else min(best, ns)
+        if waits is None and wait == floor and sent == ends.head + sending:
+            break  # more forwards hide nothing more
+    assert best is not None
+    return best
+
+
+def naive(
+    profile: CostProfile, microbatches: int, objective: str = "flush", pairs: bool = False
+) -> int:
+    """Every device does all its work, and cannot start before a microbatch has come to it. With `pairs`, less
+    what these hide.
 
     Proof: the first op of d is an F of s_1, which ends a chain of F's and messages; from then on
     the device works for at least m work(d). A span has no such head start. Where links are blocking
@@ -144,6 +207,10 @@ def naive(profile: CostProfile, microbatches: int, objective: str = "flush") -> 
             for part in each[s].slices or (each[s],)
         )
         work = own + microbatches * sum(sends) - last
+        if pairs:
+            work -= hidden_on(profile, stages, microbatches).at_most(
+                microbatches * len(stages) * profile.slices
+            )
         best = max(best, (chains.head(stages[0]) if whole else 0) + work)
     return best
 
@@ -245,25 +312,14 @@ def fill_and_drain_parts(
 ) -> list[Parts]:
     """Return the parts of `fill_and_drain` device by device; `only`: of that device."""
     chains = Chains(profile, objective)
-    limits = profile.limits(memory_limit)
     parts = []
     for d, stages in sorted(chains.stages_of.items()):
         if only not in (None, d):
             continue
-        capacity = None if limits is None else limits[d] - profile.static_bytes[d]
-        head = chains.head(stages[0])
-        first_back = chains.until_back(stages[-1]) - (
-            chains.forward_from(stages[0]) if objective == "span" else 0
-        )
-        tail, drains = 0, [Drain(0, True, 0, 0)]
-        if objective == "flush" and stages[0] > 0:
-            tail = chains.tail(stages[0])
-            drains = pending_w_ways(profile, stages, microbatches, capacity)
+        capacity, head, first_back, tail, drains = _ends(chains, d, microbatches, memory_limit)
         after = min(one.extra_ns + max(0, tail - one.weights_ns) for one in drains)
-        if capacity is None or capacity < max(
-            relaxed_cost(profile.stages[s]).act_bytes for s in stages
-        ):
-            wait = head  # no limit, or one that no schedule can keep
+        if capacity is None:
+            wait = head
         elif len(stages) == 1:
             wait, after = _one_stage(
                 profile, stages[0], microbatches, capacity, head, first_back, tail, drains
@@ -279,6 +335,37 @@ def fill_and_drain_parts(
             part = max(part, sending, key=lambda each: each.ns)
         parts.append(part)
     return parts
+
+
+class _Ends(NamedTuple):
+    """What a device has before its first op and after its last backward, in ns. `capacity`: bytes for
+    activations; None: no limit, or one that no schedule can keep. `first_back`: the earliest start of its
+    first backward."""
+
+    capacity: int | None
+    head: int
+    first_back: int
+    tail: int
+    drains: list[Drain]
+
+
+def _ends(
+    chains: Chains, device: int, microbatches: int, memory_limit: int | Sequence[int] | None
+) -> _Ends:
+    profile, stages = chains.profile, chains.stages_of[device]
+    limits = profile.limits(memory_limit)
+    capacity = None if limits is None else limits[device] - profile.static_bytes[device]
+    first_back = chains.until_back(stages[-1])
+    if chains.objective == "span":
+        first_back -= chains.forward_from(stages[0])
+    tail, drains = 0, [Drain(0, True, 0, 0)]
+    if chains.objective == "flush" and stages[0] > 0:
+        tail = chains.tail(stages[0])
+        drains = pending_w_ways(profile, stages, microbatches, capacity)
+    least = max(relaxed_cost(profile.stages[s]).act_bytes for s in stages)
+    if capacity is not None and capacity < least:
+        capacity = None
+    return _Ends(capacity, chains.head(stages[0]), first_back, tail, drains)
 
 
 def _with_sends(
