@@ -40,13 +40,17 @@ class Pair(NamedTuple):
         pp: int = self.layout["pp"]
         return min(self.microbatches, MOST, MOST_PER_DEVICE * pp)
 
-    def profile(self) -> CostProfile:
-        """Estimate the profile, in one chunk, with levels of recomputation, under 95 % of the machine's memory."""
+    def profile(self, execution: str | None = "ideal", **options: Any) -> CostProfile:
+        """Estimate the profile with levels of recomputation, under 95 % of the machine's memory.
+
+        Args:
+            execution: how work is issued; None: as the runs were that the machine's rates are fitted to.
+            options: of `estimate`, beside the layout: chunks and placement, if there is more than one chunk.
+        """
         machine = load_machine(self.machine)
-        layout = {key: value for key, value in self.layout.items() if key != "pp"}
+        layout = {key: value for key, value in self.layout.items() if key != "pp"} | options
         devices = self.layout["pp"] * self.layout.get("tp", 1) * self.layout.get("cp", 1)
-        layout["execution"] = "ideal"
-        made = estimate(self.model, machine, devices, levels=True, **layout)
+        made = estimate(self.model, machine, devices, levels=True, execution=execution, **layout)
         limit = int(machine.limit_bytes() * (1 - ROOM))
         return replace(made, memory_limit=(limit,) * made.devices)
 
