@@ -190,11 +190,11 @@ METHODS = {
     "fixed levels first": Method({f"{SEARCH}._improve": _none}, treats),
     "few starts": Method({f"{SEARCH}._promising": lambda chosen, _: list(chosen)}, treats),
     "parked microbatches": Method(
-        {f"{ANNEAL}.search._parked": _no},
+        {f"{ANNEAL}.annealer._parked": _no},
         lambda problem: not treats(problem) and problem.shape.chunks == 1 and problem.may_offload,
     ),
     "overtaking and tightening": Method(
-        {f"{ANNEAL}.search.SLOW_PASSING": _one_by_one((0.1, 0.5, 0.3))}, treats
+        {f"{ANNEAL}.annealer.SLOW_PASSING": _one_by_one((0.1, 0.5, 0.3))}, treats
     ),
     "tidy": Method({"optpipe_sim.solvers.portfolio.tidy": _as_it_is}, lambda problem: True),
 }
