@@ -456,3 +456,22 @@ def test_choices_that_are_not_estimated_in_time_count_as_unsearched(
     assert known
     assert found.unsearched > 0
     assert found.hope_ns == pytest.approx(found.rows[0].iteration_ns * found.rows[0].mfu_causal)
+
+
+EXPERTS = {**MODEL, "experts": 16, "experts_per_token": 2, "expert_ffn": 1408}
+
+
+def test_pairs_are_chosen_where_they_hide_the_exchange() -> None:
+    """With pairs the answer is no slower, interleaved 1F1B runs them, and its bound holds; without experts they are refused."""
+    asked: dict[str, Any] = {"pp": 2, "tp": 1, "ep": 8, "chunks": (2,), "microbatch": 1, "zero": 1}
+    asked |= {"schedules": ["1f1b-i", "1f1b-i:pairs=yes"], "recompute": ["none"]}
+    machine = {"base": "h100-sxm", "devices_per_node": 4}
+    given = load_model(EXPERTS), load_machine(machine), 16, 64, 4096
+    without, paired = (
+        advise(*given, pairs=pairs, **asked).rows[0] for pairs in ("none", "combined")
+    )
+    assert (without.schedule, paired.schedule) == ("1f1b-i", "1f1b-i:pairs=yes")
+    assert paired.trace.schedule.has_pairs
+    assert paired.bound_ns <= paired.iteration_ns < without.iteration_ns
+    with pytest.raises(OptPipeError, match="pairs: small has no experts"):
+        advise(load_model(MODEL), *given[1:], pairs="combined")

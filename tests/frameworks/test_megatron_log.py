@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from megatron_runs import log_of
 
 from optpipe_sim import build, load_profile, simulate
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.frameworks.imports.megatron_log import LogProfile, read_log
+from optpipe_sim.frameworks.megatron.family import NO_MODEL, plan_for
 from optpipe_sim.profile.writing import profile_to_json, save_profile
 
 ARGUMENTS = """
@@ -106,6 +108,22 @@ def test_chunks_of_a_log(tmp_path: Path) -> None:
                                     "granularity ........................... full")  # fmt: skip
     found = read_log(log_file(tmp_path, recomputing, *SLOW))
     assert any(sentence.startswith("recomputation: ") for sentence in found.unread)
+
+
+def test_a_profile_of_a_log_keeps_the_model_and_the_sizes(tmp_path: Path) -> None:
+    text = log_of({"recompute_granularity": "selective", "overlap_param_gather": True})
+    lines = [line + SLOW[0] if "elapsed" in line else line + "\n" for line in text.splitlines()]
+    profile = read_log(log_file(tmp_path, *lines)).profile
+    sizes = {"devices": 32, "tp": 8, "cp": 1, "ep": 1, "dp": 2, "zero": 1}
+    assert profile.meta["parallel"] == sizes
+    plan, notes = plan_for(build("1f1b", profile, 32), profile)
+    words = plan.options()
+    assert NO_MODEL not in notes
+    expected = {
+        "hidden-size": 8192, "num-layers": 80, "tensor-model-parallel-size": 8, "bf16": True, "global-batch-size": 64,
+        "overlap-param-gather": True, "recompute-granularity": "selective", "recompute-modules": ["core_attn"],
+    }  # fmt: skip
+    assert {key: dict(words)[key] for key in expected} == expected
 
 
 def test_logs_that_say_too_little(tmp_path: Path) -> None:

@@ -80,7 +80,8 @@ def check_files(arguments: argparse.Namespace) -> bool:
     """
     _fill_in(arguments)
     _check_window(arguments)
-    if getattr(arguments, "pairs", "") == "none" and getattr(arguments, "chart", None):
+    pairs = getattr(arguments, "pairs", "")
+    if arguments.command == "estimate" and pairs == "none" and arguments.chart:
         raise OptPipeError("--chart: draws a pair on its two streams; give --pairs as well")
     for option in PICTURES:
         path = getattr(arguments, option, None)

@@ -28,9 +28,9 @@ Source = str | os.PathLike[str] | Mapping[str, Any]
 Several = int | Sequence[int]
 
 
-# what may be chosen out of several, and what no choice has, as none of its schedules has pairs
+# what may be chosen out of several, and what choices have of their own
 CHOSEN = ("tp", "cp", "dp", "ep", "etp", "zero", "chunks", "microbatch")
-LEFT_OUT = ("devices", "placement", "layers", "pairs")
+LEFT_OUT = ("devices", "placement", "layers")
 
 
 @takes(Layout, Work, without=LEFT_OUT, several=CHOSEN, slice_by="time")

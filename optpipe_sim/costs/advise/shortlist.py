@@ -19,6 +19,7 @@ from ...bounds.bounds import fill_and_drain, lower_bound, naive, one_microbatch
 from ...errors import Deadlock, InvalidSchedule, NoSolution, OptPipeError, OutOfMemory
 from ...names import parse_name
 from ...profile import CostProfile
+from ...profile.streams import exchange_ns, lines_of
 from ...schedules.recompute import with_level
 from ...solvers.race.compiling import compile_first
 from ...solvers.solve import solve
@@ -170,6 +171,8 @@ class Search:
                 # one stage, no exchange of weights: the least these ops can take
                 whole = profile_of(self.question, replace(choice, pp=1, zero=min(choice.zero, 1)))
                 works[key] = sum(c.t_f_ns + c.t_b_ns + c.t_w_ns for c in whole.stages)
+                if whole.pair_hidden:  # pairs hide no more than the exchange of tokens
+                    works[key] -= exchange_ns(*lines_of(whole, 0))
             # each op was rounded to a ns
             rounding = 2 * choice.pp * choice.slices * max(self.question.chunks)
             work = (works[key] - rounding) * choice.microbatches / choice.pp
@@ -243,10 +246,9 @@ class Search:
         if names and not free:
             self._note_least(held, choice)
             return None
-        if choice.slices > 1:
-            bound = lower_bound(
-                profile, m, None
-            ).ns  # costs little; those of whole sequences do not hold
+        if choice.slices > 1 or profile.pair_hidden:
+            # costs little; those of whole sequences and single ops do not hold
+            bound = lower_bound(profile, m, pairs=bool(profile.pair_hidden)).ns
         else:
             goal = profile.objective
             bound = max(
@@ -292,7 +294,7 @@ class Search:
             self.left.append(one.bound)
             return
         self.report(f"planning, {self._so_far()}", at, number)
-        tight = iteration_ns(one.profile, lower_bound(one.profile, one.choice.microbatches).ns)
+        tight = _tight_ns(one.profile, one.choice.microbatches)
         for name in planned:
             if self._spent(SHARES[1]):
                 self.left.append(tight)
@@ -314,7 +316,7 @@ class Search:
                 continue  # one device has nothing to order
             free = self._free(row)
             m = free.choice.microbatches
-            tight = iteration_ns(free.profile, lower_bound(free.profile, m).ns)
+            tight = _tight_ns(free.profile, m)
             if tight * (1 + self.tolerance) >= row.iteration_ns:
                 continue
             seconds = left * FIRST if at < len(rows) - 1 else left
@@ -327,6 +329,7 @@ class Search:
                     time_limit=min(SOLVE_SECONDS, seconds),
                     warm_start=free.trace.schedule if free.trace.fits else None,
                     published=False,
+                    pairs=self.question.paired,
                     per_stage=self.question.per_stage,
                     seed=self.question.seed,
                     on_wait=self.wait,
@@ -440,3 +443,9 @@ class Search:
             f"{self.question.model.name} does not fit on {where}: the least that was tried,"
             f" {choice} zero {choice.zero}, {choice.recompute} recompute, needs {format_size(needed)}"
         )
+
+
+def _tight_ns(profile: CostProfile, microbatches: int) -> float:
+    """Return a bound on an iteration of a choice, its pairs included."""
+    least = lower_bound(profile, microbatches, pairs=bool(profile.pair_hidden))
+    return iteration_ns(profile, least.ns)

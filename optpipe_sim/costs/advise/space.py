@@ -31,6 +31,7 @@ ANY_SHAPE = (*those(lambda entry: entry.ours), *SEARCHED)
 SCHEDULES = tuple(
     name for name, entry in ENTRIES.items() if name != FILL_AND_DRAIN and not entry.sliced
 )
+PAIRED = f"{schedules.INTERLEAVED}:pairs=yes"
 SLICED = tuple(name for name, entry in ENTRIES.items() if entry.sliced)
 # these keep every activation: a device holds all of a microbatch before its first backward there
 KEEPING = those(lambda entry: entry.keeps != "")
@@ -248,11 +249,18 @@ class Question:
             )
 
     @property
+    def paired(self) -> bool:
+        """Whether a forward and a backward may run as one op."""
+        return self.work.pairs != "none"
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The schedules to try."""
         if self.schedules is not None:
             return self.schedules
         known = (*SCHEDULES, *(() if self.slices == (1,) else SLICED))
+        if self.paired:
+            known = (*known, PAIRED)
         if self.machine.pcie is not None and "offload" in self.treatments:
             return known
         return tuple(name for name in known if name not in OFFLOADING or ENTRIES[name].plans)
@@ -368,7 +376,7 @@ class Question:
             runs = _sliced(1, choice.exchanges)
         else:
             runs = (schedules.PLAIN,) if self.schedules is None else (*ONE_CHUNK, *ANY_SHAPE)
-        names = tuple(name for name in self.names if parse_name(name)[0] in runs)
+        names = tuple(name for name in self.names if parse_name(name)[0] in runs or name == PAIRED)
         if names and 1 in self.chunks:
             yield replace(choice, chunks=1, placement="loop"), names
 

@@ -26,6 +26,7 @@ from ...stage_cost import StageCost
 from ...units import format_sizes
 from ..megatron.layout import layers_in
 from .megatron_lines import LAST, SLOWEST, WANTED, Block, Log, read_lines
+from .megatron_options import described
 
 Path = str | os.PathLike[str]
 _SIZES = (
@@ -118,7 +119,7 @@ def read_log(path: Path, name: str = "megatron-log") -> LogProfile:
         p,
         tuple(stages),
         v,
-        meta=_meta(log, blocks, str(path), unknown),
+        meta=_meta(blocks, str(path), unknown, described(log, batch, name)),
         memory_unknown=unknown,
     )
     if len(runs) > 1:
@@ -409,13 +410,12 @@ def _replay_ns(log: Log, profile: CostProfile, m: int) -> int | None:
 # -- what is said of it ---------------------------------------------------------------------------
 
 
-def _meta(log: Log, blocks: Sequence[Block], path: str, unknown: str) -> dict[str, Any]:
-    layers = log.number("num_layers", 0)
+def _meta(blocks: Sequence[Block], path: str, unknown: str, run: dict[str, Any]) -> dict[str, Any]:
     numbers = [block.iteration for block in blocks if block.iteration is not None]
     of = f", iterations {numbers[0]} to {numbers[-1]}" if numbers else ""
     return {
         "source": f"optpipe-sim import: the log {path}{of}",
-        **({"model": {"layers": layers}} if layers else {}),
+        **run,
         "provenance": {
             "t_f, t_b": "measured: Megatron-LM's timers over the microbatches",
             "act": "derived: peak less what is allocated between iterations, over the activations in"

@@ -74,8 +74,9 @@ class Choice:
     @property
     def name(self) -> str:
         """Its name in the registry of schedules."""
-        base = PLAIN if self.chunks == 1 else INTERLEAVED
-        options: dict[str, Any] = {"chunks": self.chunks} if self.chunks > 1 else {}
+        plain = self.chunks == 1 and not self.pairs
+        base = PLAIN if plain else INTERLEAVED
+        options: dict[str, Any] = {} if plain else {"chunks": self.chunks}
         if self.fraction is not None:
             base = MEGATRON_OFFLOAD
             options = {"chunks": self.chunks, "fraction": self.fraction}
@@ -366,7 +367,7 @@ def choices(profile: CostProfile, microbatches: int, chunks: int) -> Iterator[Ch
         for level, layers in levels_of(costs):
             if overlapped and level is not None and {"full", "moe"} & set(level.split("+")):
                 continue
-            yield Choice(chunks, group, level, layers, pairs=overlapped and chunks > 1)
+            yield Choice(chunks, group, level, layers, pairs=overlapped)
             if costs.offload is None or level == "full" or has_cuda_graphs(profile):
                 continue  # see Plan
             moved = max(cost.offloadable for cost in costs.stages)
@@ -410,7 +411,7 @@ def nearest(schedule: Schedule, profile: CostProfile) -> tuple[Choice, Nearest]:
 def member(schedule: Schedule, profile: CostProfile) -> Choice | None:
     """Return the choice whose schedule this is; None if it is not in the family."""
     shape = schedule.shape
-    overlapped = exchange_overlaps(profile) and shape.chunks > 1
+    overlapped = exchange_overlaps(profile)
     for choice in (*_guesses(schedule), *choices(profile, shape.microbatches, shape.chunks)):
         if choice.fraction is None and choice.pairs != overlapped:
             continue  # Megatron-LM runs another order

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ....costs.advise.rows import Row
 
 
-_CHOSEN = ("microbatch", "seq", "recompute", "slices", "slice_by", "pairs", "imbalance")
+_CHOSEN = ("microbatch", "seq", "recompute", "slices", "slice_by", "imbalance")
 # how layers run, as `evaluate`, `advise` and `estimate` take it from one another
 AS_RUN = tuple(name for name in options_of(Work) if name not in _CHOSEN)
 

@@ -33,6 +33,7 @@ def restrictions(family: str | None, given: dict[str, Any], experts: bool) -> di
     Raises:
         OptPipeError: for slices of sequences, which neither family has.
     """
+    from ....costs.advise.space import PAIRED
     from ....schedules import names_in
 
     if family is not None and given.get("slices", 1) != 1:
@@ -40,6 +41,8 @@ def restrictions(family: str | None, given: dict[str, Any], experts: bool) -> di
     usual: dict[str, Any] = {}
     if family == "megatron":  # its distributed optimizer is ZeRO 1
         usual = {"schedules": names_in(family), "zero": (1,)}
+        if given.get("pairs", "none") != "none":  # then it runs them, and no full recomputation
+            usual |= {"schedules": (PAIRED,), "recompute": ("none", "norms")}
         if not experts:  # it has no module for the level norms then
             usual["recompute"] = ("none", "full")
     elif family == "torchtitan":
