@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import json
@@ -54,6 +55,14 @@ def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
     if len(data) > most:
         raise OptPipeError(f"{path}: does not end: at most {format_size(most)} are read")
     return bytes(data)
+
+
+def read_log_text(path: str | os.PathLike[str]) -> str:
+    """Return the text of a log, as `read_bytes`: UTF-16 where it begins so, as PowerShell writes, else UTF-8, in
+    which damaged characters are replaced."""
+    data = read_bytes(path)
+    begun = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if begun else "utf-8-sig", errors="replace")
 
 
 def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:

@@ -223,6 +223,12 @@ def counted(number: int, thing: str, things: str = "") -> str:
     return f"{number} {thing if number == 1 else things or f'{thing}s'}"
 
 
+def format_parameters(number: float) -> str:
+    """Return a number of parameters to three digits, in billions (``8.03B``) or, from a thousand of them on, in
+    trillions (``1.03T``)."""
+    return f"{number / 1e12:.3g}T" if number >= 9.995e11 else f"{number / 1e9:.3g}B"
+
+
 def format_time(time_ns: float, digits: int = 4) -> str:
     """Write nanoseconds with a unit: ``1.234 s``, ``18.5 ms``."""
     for unit, factor in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..units import is_plain
+from ..units import format_parameters, is_plain
 from .models import NEEDED, Model, ModelError, made_of, parameters
 
 # Hugging Face names on the left; several model types share them.
@@ -284,6 +284,23 @@ _WITH_EXPERTS = (
 )
 _LIKE_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
+# The text model that transformers takes where a text_config does not name its type, by the type around it.
+_TEXT_TYPES = {
+    **dict.fromkeys(
+        (
+            "llava", "llava_next", "llava_next_video", "video_llava", "vipllava", "idefics3", "smolvlm",
+            "voxtral", "perception_lm", "janus", "deepseek_vl",
+        ),
+        "llama",
+    ),
+    **dict.fromkeys(
+        ("llava_onevision", "internvl", "qwen2_audio", "ovis2", "got_ocr2", "fast_vlm", "vibevoice"), "qwen2"
+    ),
+    **dict.fromkeys(("mistral3", "idefics2"), "mistral"),
+    **{name: f"{name}_text" for name in ("gemma3", "llama4", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")},
+    **dict.fromkeys(("qwen3_asr", "lighton_ocr"), "qwen3"),
+    "paligemma": "gemma",
+}  # fmt: skip
 _NOT_TOWERS = ("quantization_config", "generation_config", "compression_config")
 # Heads by the end of the name of an architecture.
 _HEADS = {
@@ -308,7 +325,8 @@ def hugging_face(data: Mapping[str, Any], name: str) -> Model:
         ModelError: one line with the key and what would be right.
     """
     text = _text_config(data)
-    model = _text_model(text, name, nested=text is not data)
+    nested = text is not data
+    model = _text_model(text, name, nested, data.get("model_type") if nested else None)
     head, lost = _head(data, text)
     if head:
         model = replace(model, **head, mtp=0)
@@ -323,6 +341,9 @@ def _text_config(data: Mapping[str, Any]) -> Mapping[str, Any]:
         return data
     outer = ("model_type", "_name_or_path", "tie_word_embeddings")
     kept = {key: data[key] for key in outer if data.get(key) is not None}
+    around = data.get("model_type")
+    if isinstance(around, str) and around in _TEXT_TYPES:
+        kept["model_type"] = _TEXT_TYPES[around]
     return _text_config({**kept, **data[key]})
 
 
@@ -331,8 +352,8 @@ def _name(data: Mapping[str, Any], name: str) -> str:
     return given if isinstance(given, str) and given and is_plain(given) else name
 
 
-def _type(data: Mapping[str, Any], name: str) -> str:
-    """Return the type of a text model.
+def _type(data: Mapping[str, Any], name: str, around: Any = None) -> str:
+    """Return the type of a text model; `around` is that of the config which it is a part of.
 
     Raises:
         ModelError: for one that has no cost model; says what that lacks.
@@ -341,6 +362,10 @@ def _type(data: Mapping[str, Any], name: str) -> str:
     if isinstance(kind, str) and kind in _TYPES:
         return kind
     problem = "missing" if kind is None else f"{kind!r} is not supported"
+    if kind is not None and kind == around:
+        problem = f"missing in the config of the text model, and {kind!r} does not imply one"
+    elif isinstance(kind, str) and kind in _TEXT_TYPES:
+        problem = f"{kind!r} has its text model in text_config, which is missing"
     if isinstance(kind, str) and kind in _LACKING:
         problem += f", as it has {_LACKING[kind]}, for which there is no cost model"
     raise ModelError(
@@ -349,8 +374,8 @@ def _type(data: Mapping[str, Any], name: str) -> str:
     )
 
 
-def _text_model(data: Mapping[str, Any], name: str, nested: bool) -> Model:
-    kind = _type(data, name)
+def _text_model(data: Mapping[str, Any], name: str, nested: bool, around: Any = None) -> Model:
+    kind = _type(data, name, around)
     defaults = {
         key: value
         for key, value in _DEFAULTS.get(kind, {}).items()
@@ -391,7 +416,13 @@ def _text_model(data: Mapping[str, Any], name: str, nested: bool) -> Model:
     taken = [f"{key} {defaults[key]}" for key in names if key in defaults]
     if taken:
         made["source"] = f"defaults of {kind}, as the config does not say: {', '.join(taken)}"
-    return made_of(made)
+    try:
+        return made_of(made)
+    except ModelError as error:  # in the words of the file
+        before, _, after = str(error).partition(": ")
+        field, _, problem = after.partition(": ")
+        theirs = next((key for key, ours in names.items() if ours == field and key in data), field)
+        raise ModelError(f"{before}: {theirs}: {problem}") from None
 
 
 def _rotary_base(data: Mapping[str, Any]) -> int:
@@ -492,7 +523,7 @@ def _towers(data: Mapping[str, Any], own: int) -> Iterator[str]:
     for key, size in sizes.items():
         share = "and not this part, whose share is not known"
         if size is not None:
-            share = f"not this part of about {size / 1e9:.3g}B parameters ({_percent(size / whole)} of the whole)"
+            share = f"not this part of about {format_parameters(size)} parameters ({_percent(size / whole)} of the whole)"
         yield f"{key}: only the text model is read, {share}"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import hint_for
-from ..files import plain, read_bytes, read_mapping
+from ..files import plain, read_log_text, read_mapping
 from ..units import is_plain
 from .hf_configs import hugging_face
 from .megatron_arguments import arguments_in, is_log, model_of
@@ -41,7 +41,7 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any]) -> Model:
         text = str(Path(text) / "config.json")
     named = text.endswith((".json", ".yaml", ".yml"))
     if not named and Path(text).is_file():
-        log = read_bytes(text).decode(errors="replace")
+        log = read_log_text(text)
         if is_log(log):
             return _of_log(log, text)
     if named or Path(text).is_file():
@@ -95,6 +95,12 @@ def _builtin() -> dict[str, Model]:
 def _model(data: dict[str, Any], name: str) -> Model:
     if "model_type" in data or "architectures" in data:
         return hugging_face(data, name)
+    if not set(data) & set(NEEDED):
+        keys = ", ".join(map(str, list(data)[:3])) or "no keys"
+        raise ModelError(
+            f"model {name}: model_type: missing: neither a config.json of Hugging Face, which has it, nor a short"
+            f" config, which has {', '.join(NEEDED)}; it has {keys}"
+        )
     given = data.pop("name", name)
     if not isinstance(given, str) or not given or not is_plain(given):
         raise ModelError(f"model {name}: name: expected a text on one line, got {given!r}")

@@ -217,6 +217,47 @@ def test_a_sparse_text_config_has_the_defaults_of_its_type() -> None:
         load_model({"model_type": "llama", "vocab_size": 32064})
 
 
+@pytest.mark.parametrize(
+    ("around", "kind"),
+    [
+        ("llava", "llama"), ("llava_onevision", "qwen2"), ("mistral3", "mistral"), ("paligemma", "gemma"),
+        ("gemma3", "gemma3_text"), ("llama4", "llama4_text"), ("qwen3_vl_moe", "qwen3_vl_moe_text"),
+    ],
+)  # fmt: skip
+def test_a_text_config_without_a_type_has_the_one_that_is_implied(around: str, kind: str) -> None:
+    """As transformers' configuration classes take it."""
+    said = load_model({"model_type": around, "text_config": {"model_type": kind}})
+    implied = load_model({"model_type": around, "text_config": {}})
+    assert implied.shape() == said.shape()
+    assert f"defaults of {kind}" in implied.source
+
+
+@pytest.mark.parametrize(
+    ("config", "problem"),
+    [
+        ({"model_type": "new_vl", "text_config": {**BASE, "model_type": None}},
+         "model_type: missing in the config of the text model, and 'new_vl' does not imply one"),
+        ({"model_type": "llava", "text_config": None},
+         "model_type: 'llava' has its text model in text_config, which is missing"),
+        ({key: BASE[key] for key in BASE if key not in ("model_type", "architectures")},
+         "model_type: missing: neither a config.json of Hugging Face, which has it, nor a short config"),
+        ({"peft_type": "LORA", "r": 16}, "it has peft_type, r"),
+        # the words of the file, not the fields of a model
+        ({**BASE, "num_key_value_heads": 5}, "num_key_value_heads: 5 does not divide"),
+        ({**BASE, "num_hidden_layers": -3}, "num_hidden_layers: must be from 0"),
+        ({**BASE, "vocab_size": True}, "vocab_size: expected a whole number"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_what_is_missing_in_the_words_of_the_file(
+    config: dict[str, object], problem: str
+) -> None:
+    config = {key: value for key, value in config.items() if value is not None}
+    if isinstance(inner := config.get("text_config"), dict):
+        config["text_config"] = {key: one for key, one in inner.items() if one is not None}
+    with pytest.raises(ModelError, match=problem):
+        load_model(config)
+
+
 # All parameters of a type as its configuration class has them, counted by transformers on its meta device
 # (5.23.0), and of a small config by hand.
 SIZES = {

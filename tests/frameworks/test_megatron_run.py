@@ -144,16 +144,53 @@ def test_iterations_of_the_last_batch_size_count(tmp_path: Path) -> None:
     assert found.notes == ("3 iterations with other global batch sizes",)
 
 
+def arguments_of(text: str) -> str:
+    return text[: text.index("end of arguments")] + "end of arguments ---------------------\n"
+
+
+FORKS = (
+    # as in logs that are public: Primus, a fork of Megatron-DeepSpeed, one without an end, FlagScale
+    "[20251202 09:12:08][rank-7/8][INFO ] [---trainer.py:2560] : iteration {at}/ 5000 | consumed samples: {samples} |"
+    " elapsed time per iteration (ms): {ms}/15000.0 | hip mem usage/free/total/usage_ratio: 153.81GB/102.17GB/255.98GB/60.09% |"
+    " global batch size: 64 | lm loss: 6.5 |",
+    "[2024-06-21 10:50:42][INFO][training:1609] -  iteration=       {at}/  317892 | consumed_samples=      {samples} |"
+    " consumed_tokens=     3145728 | elapsed_time_per_iteration_ms={ms} | learning_rate=1.9e-08 | global_batch_size=   64 |"
+    " lm loss=11.133188 | loss_scale=1.0",
+    " iteration        {at}/infinity | consumed samples: {samples} | elapsed time per iteration (ms): {ms} |"
+    " learning rate: 1.0E-04 | global batch size:    64 |",
+    "[default7]: [2026-09-08 20:31:37.112485] iteration        {at}/ 7629408 | consumed samples: {samples} |"
+    " elapsed time per iteration (ms): {ms} | throughput per GPU (TFLOP/s/GPU): 26.8 | global batch size:    64 |",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("form", FORKS)
+def test_lines_of_forks_are_read(tmp_path: Path, form: str, encoding: str) -> None:
+    times = (31000.0, 11020.0, 10980.0, 11000.0)
+    lines = [form.format(at=at, samples=64 * at, ms=ms) for at, ms in enumerate(times, 1)]
+    path = tmp_path / "run.log"
+    path.write_text(arguments_of(log_of({})) + "\n".join(lines) + "\n", encoding=encoding)
+    found = read_run(path)
+    assert (found.iterations, found.iteration_ns) == (3, 11_000_000_000)
+    assert found.options["--global-batch"] == "64"
+
+
+TITAN = "[rank0]:[titan] 2025-05-28 21:11:37,626 - root - INFO - step:  {}  loss: -1.0000  memory: 42.78GiB(54.06%)  tps: {}  tflops: 0.90  mfu: 0.29%\n"  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("", "no argument world_size"),
+        (log_of({})[len(arguments_of(log_of({}))) :], r"give the run's options .*: --measured-ms 11000.0 --measured-gib 49.00$"),
+        (TITAN.format(1, 4) + TITAN.format(2, "5,866") + TITAN.format(3, "5,869"), "a log of torchtitan, in which a GPU has 5,869 tokens/s"),
+        ("iteration 5/99 | train_step_timing in s: 90.2\niteration 6/99 | train_step_timing in s: 6.37\n", "a log of NeMo, whose steps take 6.37 s"),
         (log_of({"seq_length": None}), "no argument seq_length"),
         (log_of({}, (31000.0,)), "no two iterations with their time"),
         (log_of({}).replace("(ms)", "(h)"), r"elapsed time per iteration \(h\)"),
         (log_of({"pipeline_model_parallel_layout": "Et*40|t*40L"}), "is not a layout of 4 stages"),
     ],
-)
+)  # fmt: skip
 def test_logs_that_do_not_say_a_run(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(OptPipeError, match=problem):
         read_run(log_at(tmp_path, text))
@@ -186,7 +223,7 @@ def test_a_log_is_read_once(command_line, tmp_path: Path, monkeypatch: pytest.Mo
     """For its options, its measurements, and to compare its model with the one given."""
     read = []
     monkeypatch.setattr(
-        megatron_run, "read_bytes", lambda path: read.append(path) or Path(path).read_bytes()
+        megatron_run, "read_log_text", lambda path: read.append(path) or Path(path).read_text()
     )
     path = log_at(tmp_path, log_of({}))
     words = f"evaluate --log {path} --model llama3-70b --machine h100 --quiet"

@@ -17,11 +17,14 @@ MIB = 2**20  # what Megatron-LM calls MB
 WANTED = ("forward-compute", "backward-compute")
 SLOWEST, LAST = -1, -2  # in place of a rank: the slowest one; the last one
 
-_ITERATION = re.compile(  # another one may begin in the same line; some forks write seconds
-    r"iteration\s+(\d+)/\s*\d+ \|((?:(?!iteration\s+\d+/).)*?)"
-    r"elapsed time per iteration \((?:ms\): (\d+\.\d)|s\): (\d+\.\d+)) \|(.*)"
+_OF = r"iteration:?\s+(\d+)/\s*(?:\d+|infinity) \|"
+# another one may begin in the same line; some forks write seconds, Primus the mean so far behind a slash
+_ITERATION = re.compile(
+    _OF + r"((?:(?!iteration:?\s+\d+/).)*?)elapsed time per iteration"
+    r" \(?(?:ms\)?: (\d+\.\d)(?:/\d+\.\d)?|s\): (\d+\.\d+)) \|(.*)"
 )
-_ELAPSED = re.compile(r"iteration\s+\d+/\s*\d+ \|.*(elapsed time per iteration[^|]*)")
+_ELAPSED = re.compile(_OF + r".*(elapsed time per iteration[^|]*)")
+_KEYED = re.compile(r"(\w+)=\s*")  # a fork of Megatron-DeepSpeed writes consumed_samples=64
 _CONSUMED = re.compile(r"consumed samples:\s+(\d+) \|")
 _BATCH = re.compile(r"global batch size:\s+(\d+) \|")
 _BETWEEN = re.compile(r"([a-z][\w/-]+) \.*: \((\d+\.\d\d), (\d+\.\d\d)\)")
@@ -102,6 +105,8 @@ class Reader:
             self.runs[-1].memory[int(one[1])] = tuple(sizes)  # type: ignore[assignment]
         if _HEAD.search(text):
             self._heads += 1
+        if "elapsed_time_per_iteration_ms=" in text:
+            text = _KEYED.sub(lambda key: f"{key[1].replace('_', ' ')}: ", text)
         if found := _ITERATION.search(text):
             elapsed_ms = float(found[3]) if found[3] else 1000 * float(found[4])
             consumed = _CONSUMED.search(found[2])
@@ -114,7 +119,7 @@ class Reader:
                 )
             )
         elif found := _ELAPSED.search(text):
-            self.runs[-1].unread = found[1].strip()
+            self.runs[-1].unread = found[2].strip()
         elif _OLD.search(text):
             for name, time in _IN_OLD.findall(text):
                 self._time(name, LAST, time)
@@ -159,6 +164,29 @@ class Reader:
     def _name(self, timer: str) -> None:
         if self.runs[-1].blocks and self._heads < 2:
             self.runs[-1].blocks[-1].names.append(timer)
+
+
+# what other trainers log, and the words for it in an answer
+_OTHERS = (
+    (
+        re.compile(r"step:\s*\d+ .*memory:.*tps:\s*([\d,]+)"),
+        "a log of torchtitan, in which a GPU has {} tokens/s; give --measured-tokens-per-s, that times the GPUs,"
+        " and the run's options",
+    ),
+    (
+        re.compile(r"train_step_timing in s: (\d+(?:\.\d+)?)"),
+        "a log of NeMo, whose steps take {} s; give --measured-ms, a thousand times that, and the run's options",
+    ),
+)
+
+
+def of_another(text: str) -> str:
+    """Return what a log says that is not Megatron-LM's, in words; empty: it is of no trainer known here."""
+    for pattern, words in _OTHERS:
+        if found := pattern.findall(text):
+            times = sorted(found[1:] or found, key=lambda one: float(one.replace(",", "")))
+            return words.format(times[len(times) // 2])  # the first step warms up
+    return ""
 
 
 def read_lines(text: str) -> list[Log]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...costs.parallelism import decoder_counts
 from ...errors import OptPipeError
-from ...files import read_bytes
+from ...files import read_log_text
 from ...names import build
 from ...profile import CostProfile
 from ...schedules import INTERLEAVED, PLAIN
@@ -25,7 +25,7 @@ from ...sim import simulate
 from ...stage_cost import StageCost
 from ...units import format_sizes
 from ..megatron.layout import layers_in
-from .megatron_lines import LAST, SLOWEST, WANTED, Block, Log, read_lines
+from .megatron_lines import LAST, SLOWEST, WANTED, Block, Log, of_another, read_lines
 from .megatron_options import described
 
 Path = str | os.PathLike[str]
@@ -86,11 +86,14 @@ def read_log(path: Path, name: str = "megatron-log") -> LogProfile:
     Raises:
         OptPipeError: names the file and what is missing in it, or what its timers cannot be used for.
     """
-    runs = read_lines(read_bytes(path).decode(errors="replace"))
+    text = read_log_text(path)
+    runs = read_lines(text)
     timed = [run for run in runs if all(map(run.has, WANTED))]
     log = timed[-1] if timed else runs[-1]
     missing = [timer for timer in WANTED if not log.has(timer)]
     if missing:
+        if not log.arguments and (other := of_another(text)):
+            raise OptPipeError(f"{path}: no timer {missing[0]}: {other}, to evaluate")
         raise OptPipeError(
             f"{path}: no timer {missing[0]}; a run logs it with --timing-log-level 2 (and, for each"
             " rank, --timing-log-option all); evaluate --log reads logs without timers"

@@ -14,9 +14,9 @@ from statistics import median
 from ...costs.megatron_arguments import describes_model
 from ...costs.models import Model
 from ...errors import OptPipeError
-from ...files import read_bytes
+from ...files import read_log_text
 from ..megatron.layout import layers_in
-from .megatron_lines import Log, read_lines
+from .megatron_lines import Log, of_another, read_lines
 from .megatron_log import batch_of, layers_of, steady
 from .megatron_options import beside, kernels, recomputation, sizes
 
@@ -58,8 +58,9 @@ def read_run(path: Path) -> MegatronRun:
     log = _last(path)
     for key in _NEEDED:
         if log.number(key, 0) < 1:
+            what = "" if log.arguments else _instead(log, path)
             raise OptPipeError(
-                f"{path}: no argument {key}; expected the arguments that Megatron-LM prints when it starts"
+                f"{path}: no argument {key}; expected the arguments that Megatron-LM prints when it starts{what}"
             )
     timed = [one for one in log.blocks if one.elapsed_ms is not None][1:]
     if not timed:
@@ -86,6 +87,20 @@ def read_run(path: Path) -> MegatronRun:
     return MegatronRun(options, round(taken * 1e6), len(same), peak, tuple(notes))
 
 
+def _instead(log: Log, path: Path) -> str:
+    """Return what to give in place of a log that has no arguments, as a clause; empty: nothing is known of it."""
+    timed = [one.elapsed_ms for one in log.blocks if one.elapsed_ms is not None]
+    if not timed:
+        other = of_another(read_log_text(path))
+        return other and f"; this is {other}"
+    peak = max((most for _, most in log.memory.values()), default=None)
+    memory = f" --measured-gib {peak / 2**30:.2f}" if peak else ""
+    return (
+        "; without them give the run's options in place of --log, and what its lines say: --measured-ms"
+        f" {median(timed[1:] or timed):.1f}{memory}"
+    )
+
+
 def _last(path: Path) -> Log:
     """Return the last run in a log that has iterations, or else the last one."""
     state = os.stat(path) if os.path.exists(path) else None
@@ -95,7 +110,7 @@ def _last(path: Path) -> Log:
 @lru_cache(maxsize=1)
 def _read(path: str, state: tuple[int, int] | None) -> Log:
     """Read a file in this state once, however often it is asked for."""
-    runs = read_lines(read_bytes(path).decode(errors="replace"))
+    runs = read_lines(read_log_text(path))
     logged = [run for run in runs if any(one.elapsed_ms is not None for one in run.blocks)]
     return logged[-1] if logged else runs[-1]
 

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from ...errors import OptPipeError
-from ...files import read_bytes
+from ...files import read_log_text
 
 STEP, PASSES = "megatron.train_step", "megatron.forward_backward"
 FORWARD = "megatron.microbatch.forward"
@@ -132,7 +132,7 @@ def _shape(spans: list[Span], step: Span) -> tuple[int, int]:
 
 
 def _spans(path: str | os.PathLike[str]) -> Iterator[Span]:
-    text = read_bytes(path).decode(errors="replace").strip()
+    text = read_log_text(path).strip()
     lines = text.splitlines() if "\n" in text and text.splitlines()[0].endswith("}") else [text]
     for number, line in enumerate(filter(None, lines), 1):
         try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import OptPipeError
-from ...files import read_bytes
+from ...files import read_log_text
 
 KEPT, RECOMPUTED, OFFLOADED = "kept", "recomputed", "offloaded"
 _WAYS = {
@@ -73,7 +73,7 @@ def read_activations(path: str | os.PathLike[str]) -> list[list[LayerGroup]]:
     groups: list[LayerGroup] = []
     rows: list[tuple[str, int | None]] = []
     head: re.Match[str] | None = None
-    for number, line in enumerate(read_bytes(path).decode(errors="replace").splitlines(), 1):
+    for number, line in enumerate(read_log_text(path).splitlines(), 1):
         where = f"{path}: line {number}"
         if head is not None and (row := _ROW.match(line)):
             rows.append(_tensor(row, where))

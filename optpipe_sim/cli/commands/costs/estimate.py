@@ -162,7 +162,7 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
 
     from ....costs.models import active_parameters, mtp_parameters, parameters
     from ....trace.wear import most_written
-    from ....units import counted, format_size, format_time
+    from ....units import counted, format_parameters, format_size, format_time
     from ...outputs.show import warn
     from ...outputs.stages import answer_text, most_chunks_text, show_levels, show_stages
 
@@ -172,8 +172,8 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
 
     meta = profile.meta
     total, active = parameters(model), active_parameters(model)
-    used = f" ({active / 1e9:.3g}B per token)" if active != total else ""
-    used += f", {mtp_parameters(model) / 1e9:.3g}B for further tokens," if model.mtp else ""
+    used = f" ({format_parameters(active)} per token)" if active != total else ""
+    used += f", {format_parameters(mtp_parameters(model))} for further tokens," if model.mtp else ""
     refusal = _refusal(profile)
     if refusal:
         out.print(Text(refusal, "bold red"), soft_wrap=True)

@@ -87,6 +87,7 @@ def _config(arguments: argparse.Namespace, out: Out) -> _Read:
     from ....costs.models import parameters
     from ....files import write_mapping
     from ....frameworks.imports.hf_config import model_data, read_config
+    from ....units import format_parameters
     from ...outputs.show import line
 
     model, unread = read_config(arguments.other_files[0])
@@ -96,7 +97,9 @@ def _config(arguments: argparse.Namespace, out: Out) -> _Read:
     if arguments.save:
         write_mapping(arguments.save, data)
         files[arguments.save] = "the model; --model takes it"
-    line(out, model.name, f"{parameters(model) / 1e9:.3g}B parameters, {model.layers} layers")
+    line(
+        out, model.name, f"{format_parameters(parameters(model))} parameters, {model.layers} layers"
+    )
     if model.head != "vocab":
         line(
             out,

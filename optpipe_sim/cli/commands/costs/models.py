@@ -28,6 +28,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         return print_template(out, "model")
     from ....costs import load_model, model_names
     from ....costs.models import active_parameters, parameters
+    from ....units import format_parameters
     from ...outputs.show import plain_table
 
     every = map(load_model, model_names())
@@ -51,8 +52,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     rows = (
         {
             "model": one.name,
-            "parameters": f"{parameters(one) / 1e9:.3g}B",
-            "per token": f"{active_parameters(one) / 1e9:.3g}B"
+            "parameters": format_parameters(parameters(one)),
+            "per token": format_parameters(active_parameters(one))
             if active_parameters(one) < parameters(one)
             else "",
             "layers": one.layers,
