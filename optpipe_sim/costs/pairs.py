@@ -73,5 +73,7 @@ def layer_streams(
         return tuple(max(0, round(one * 1e9)) for one in seconds)
 
     again_ns = ns(forward) if full else (0, 0, 0, 0)
-    host = (host_seconds(layer, op, machine, work) - times[op].launches for op in "FB")
+    host = [host_seconds(layer, op, machine, work) for op in "FB"]
+    host[1] += host[0] if full else 0.0  # the forward that runs again
+    host = [seconds - times[op].launches for seconds, op in zip(host, "FB", strict=True)]
     return Streams(ns(forward), ns(backward), ns(weights), again_ns, ns(host), slower())

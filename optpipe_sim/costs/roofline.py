@@ -20,6 +20,7 @@ from .recompute.regions import MODULES, Region, dropped, modules_of
 from .work import GRADIENT_BYTES, GRAPHED, LOSS_FUSIONS, Message, Work
 
 TILE = 128
+KERNELS = 227  # of a layer with experts, F and B (published/launches.yaml)
 EXPERT_SHARE = {"F": 1 / 3, "B": 2 / 3}  # of `Rates.expert_us`
 _EXPERTS = ("experts in", "experts out")  # the linears of routed experts
 
@@ -160,11 +161,35 @@ def op_time(layer: Layer, op: str, machine: Machine, model: Model, work: Work) -
 
 def host_seconds(layer: Layer, op: str, machine: Machine, work: Work) -> float:
     """Return the seconds that the host takes to issue F, or B with W, of a layer with experts; no time
-    for others."""
+    for others.
+
+    The rate is that of a layer without tensor parallelism that recomputes nothing; what a layer issues beside
+    that takes the mean of its kernels. A forward that runs again (full recomputation) is not in it.
+    """
     if op == "W" or work.cuda_graphs or not any(gemm.name == "router" for gemm in layer.gemms):
         return 0.0
     left = 1 - sum(GRAPHED[name] for name in work.cuda_graph_modules)
-    return machine.rates.host_us * 1e-6 * EXPERT_SHARE[op] * left
+    shares = EXPERT_SHARE[op] * left + _issued_beside(layer, op, work) / KERNELS
+    return machine.rates.host_us * 1e-6 * shares
+
+
+def _issued_beside(layer: Layer, op: str, work: Work) -> int:
+    """Return the kernels that a layer issues beside those of one without tensor parallelism and recomputation: its
+    collectives, unless a graph of the attention holds them, and in B what recomputed modules run again."""
+    held = "attn" in work.cuda_graph_modules
+    beside = 0 if held else _collectives(layer, op)
+    if op == "B" and layer.recompute != "full":
+        for module in modules_of(layer.recompute):
+            again = rerun(layer, MODULES[module])
+            if again is not None:
+                dropped_here = sum(kept.name in MODULES[module].drops for kept in layer.kept)
+                beside += dropped_here + len(again.gemms) + _collectives(again, "F")
+    return beside
+
+
+def _collectives(layer: Layer, op: str) -> int:
+    """Return how many collectives of tensor and context parallelism an op has."""
+    return sum(one.number for one in layer.messages if one.op == op and one.group != "ep")
 
 
 def rerun(layer: Layer, region: Region) -> Layer | None:

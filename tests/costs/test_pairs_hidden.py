@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from experiments.experts.fit import fit, fit_gb200
 from experiments.experts.task import tflops
 from optpipe_sim import build, load_profile, save_profile, simulate
-from optpipe_sim.costs import estimate, load_machine
+from optpipe_sim.costs import estimate, load_machine, load_model
+from optpipe_sim.costs.layer import layer
 from optpipe_sim.costs.pairs import interference, slower
 from optpipe_sim.costs.published import published
+from optpipe_sim.costs.roofline import KERNELS, host_seconds
+from optpipe_sim.costs.work import GRAPHED, Work
 from optpipe_sim.errors import OptPipeError, ProfileError
 from optpipe_sim.frameworks.megatron.family import Choice, plan_of
 from optpipe_sim.plot import pair_chart
@@ -372,3 +375,25 @@ def test_where_the_host_is_late_overlap_gains_nothing_and_graphs_do() -> None:
     # without the host's time overlap would seem to gain a fifth
     plain = {**base, "machine": load_machine("gb200")}
     assert tflops(plain, pairs="combined") > 1.15 * tflops(plain)
+
+
+def test_the_host_issues_collectives_and_what_runs_again_too() -> None:
+    """Each collective of tensor parallelism is one kernel more, unless a graph of the attention holds it."""
+    machine, model = load_machine("h100-sxm-megatron"), load_model("qwen3-30b-a3b")
+    rate = machine.rates.host_us * 1e-6
+
+    def work(**options: Any) -> Work:
+        return replace(Work(1, 4096), ep=8, **options)
+
+    def shares(op: str, **options: Any) -> float:
+        own = work(**options)
+        return host_seconds(layer(model, False, own), op, machine, own) / rate
+
+    sent = layer(model, False, work(tp=2)).messages
+    beside = sum(one.number for one in sent if (one.op, one.group) == ("F", "tp"))
+    assert beside > 0
+    assert shares("F") == pytest.approx(1 / 3)
+    assert shares("F", tp=2) == pytest.approx(1 / 3 + beside / KERNELS)
+    held = shares("F", tp=2, cuda_graph_modules=("attn",))
+    assert held == pytest.approx((1 - GRAPHED["attn"]) / 3)
+    assert shares("B", recompute="layernorm") > shares("B") == shares("B", recompute="full")
