@@ -35,6 +35,7 @@ PAGES = (
     "docs/bounds.md",
     "docs/how-much-is-left.md",
     "docs/which-link.md",
+    "docs/price-of-expressiveness.md",
     "docs/atlas.md",
 )
 

@@ -139,12 +139,6 @@ def _ingredients(cells: Cells) -> Iterator[str]:
             + (f" and nothing that fits in {nothing}" if nothing else "")
         )
     yield ", ".join(said)
-    kept = [
-        cell.ns / search(methods).ns - 1
-        for methods in cells.values()
-        if (cell := without(methods, RECOMPUTE)) is not None
-    ]
-    yield f"without it plans take **{percent(median(kept))}** longer (median of {len(kept)} settings)"
     yield f"Each search without an ingredient had {_part(cells)} of the time"
 
 

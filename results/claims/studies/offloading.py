@@ -43,6 +43,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         )
     free = list(_any(rows))
     yield f"**{percent(median(pair.gain for pair in free))}** more throughput (median of {len(free)} settings)"
+    yield f"in the same number of chunks {percent(median(pair.gain for pair in _same(rows)))}"
     loads = [row["load"] for row in rows]
     seconds = span({row["seconds"] for row in rows}, "{:g}".format)
     yield (

@@ -25,6 +25,7 @@ def sentences(tables: Tables) -> Iterator[str]:
     full = [one for one in every if one.share == 1]
     less = [one for one in every if one.share < 1]
     yield from _answer(full, less, [one for one in every if one.setting[1] == LONG])
+    yield from _row(less)
     yield from _against(full, less, every)
     yield from _table(less)
 
@@ -58,6 +59,14 @@ def _answer(full: Sequence[Cell], less: Sequence[Cell], long: Sequence[Cell]) ->
         " with the square of the length and need not be recomputed, recomputing the rest costs little"
     )
     yield f"With {span({one.rate for one in slow}, '{:g}'.format)} GB/s {len(_of(slow, PAYS, ENOUGH))} of {len(slow)} of the shorter cells are proven to pay, and the best found gain {_gains(slow)}"
+
+
+def _row(less: Sequence[Cell]) -> Iterator[str]:
+    fast = [one for one in less if one.setting[1] < LONG and one.rate >= FAST]
+    yield f"with half of 1F1B's memory or less and {FAST} GB/s or more, by **{span((one.gain for one in fast), percent)}** ({len(fast)} cells)"
+    yield f"with all of that memory or {LONG // 1024}k tokens, proven, by no more than a toss-up"
+    proven = len(_of(fast, PAYS))
+    yield f"nothing without it can be as fast in {proven} of the {len(fast)}"
 
 
 def _against(full: Sequence[Cell], less: Sequence[Cell], every: Sequence[Cell]) -> Iterator[str]:

@@ -1,0 +1,120 @@
+"""What docs/price-of-expressiveness.md and results/README.md say of expressiveness: the best plans of two frameworks beside the best without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+from experiments.expressiveness.figure import LOOKS, OPTIONS, drawn_ratio, gain, pressed, price
+from experiments.expressiveness.pairs import MOST, MOST_PER_DEVICE, ROOM
+from optpipe_sim.study.claims import Tables, percent, span
+
+Row = dict[str, Any]
+CLOSE = 0.01
+
+
+def sentences(tables: Tables) -> Iterator[str]:
+    rows = tables("expressiveness")
+    yield from _prices(rows)
+    yield from _options(rows)
+    yield from _drawn(rows)
+    yield from _limits(rows)
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [one for one in values if one is not None]
+
+
+def _all(rows: Sequence[Row], kind: str) -> list[float]:
+    return _known([price(row, kind) for row in rows])
+
+
+def _prices(rows: Sequence[Row]) -> Iterator[str]:
+    toss = rows[0]["toss_up"]
+    for kind, (label, *_) in LOOKS.items():
+        found = _all(rows, kind)
+        unfit = len(rows) - len(found)
+        beyond = sum(one > toss for one in found)
+        yield (
+            f"{label}'s best plan takes **{percent(median(found))}** longer than the best found without a framework (median of {len(found)} of {len(rows)} pairs;"
+            f" {span(found, percent)}), in {beyond} of them more than the {percent(toss)} that a replayed difference may be off"
+        )
+        if unfit:
+            yield f"{label} has no plan that fits in {unfit}"
+    gaps = [row["free_ns"] / row["bound_ns"] - 1 for row in rows if row["free_ns"]]
+    close = sum(one <= CLOSE for one in gaps)
+    yield (
+        f"The best found without a framework is {span(gaps, percent)} above the bound on all schedules of the cuts that it covers (median {percent(median(gaps))}),"
+        f" within {percent(CLOSE, 0)} in {close} of {len(gaps)}"
+    )
+
+
+def _options(rows: Sequence[Row]) -> Iterator[str]:
+    tight = [row for row in rows if pressed(row)]
+    roomy = [row for row in rows if not pressed(row)]
+    for option, (base, label) in OPTIONS.items():
+        beyond = sum((drawn_ratio(row, base, option) or 0.0) > row["toss_up"] for row in rows)
+        yield f"| {LOOKS[base][0]}, {label} | {_both(tight, option)} | {_both(roomy, option)} | {beyond} |"
+    for own, option, where in (
+        (tight, "megatron+stages", "Where memory forces Megatron-LM to recompute"),
+        (roomy, "megatron+order", "where it does not"),
+    ):
+        lost, won = median(_all(own, "megatron")), _gains(own, option)
+        true = _true(own, option)
+        yield (
+            f"{where} ({len(own)} of {len(rows)} published pairs of a model and a cluster) its best plan takes {percent(lost)} longer than the best found without a framework (median), and"
+            f" {'a level of recomputation of its own for each stage' if own is tight else 'any order from a file'} wins {percent(median(won))}"
+            f" back, **{percent(median(true))}** at drawn costs"
+        )
+    first, kept = _true(tight, "megatron+stages"), tight[0]["toss_up"]
+    yield f"With a level for each stage {sum(one > kept for one in first)} of these {len(first)} gain more than a toss-up at drawn costs, the least {percent(min(first))}"
+
+
+def _gains(rows: Sequence[Row], option: str) -> list[float]:
+    return _known([gain(row, option) for row in rows])
+
+
+def _true(rows: Sequence[Row], option: str) -> list[float]:
+    return _known([drawn_ratio(row, OPTIONS[option][0], option) for row in rows])
+
+
+def _both(rows: Sequence[Row], option: str) -> str:
+    """Return what an option gains at the costs given and at drawn ones, medians."""
+    return f"{percent(median(_gains(rows, option)))} | {percent(median(_true(rows, option)))}"
+
+
+def _drawn(rows: Sequence[Row]) -> Iterator[str]:
+    drawn = _known([drawn_ratio(row, "megatron", "free") for row in rows])
+    times = [
+        (slow, fast)
+        for row in rows
+        for slow, fast in zip(
+            row["megatron_drawn_ns"] or (), row["free_drawn_ns"] or (), strict=False
+        )
+        if slow and fast
+    ]
+    lost = sum(fast > slow for slow, fast in times)
+    yield (
+        f"At drawn costs, for which none of the plans was made, Megatron-LM's plan takes {percent(median(drawn))} longer than the free one (median over pairs of the"
+        f" median of {len(rows[0]['free_drawn_ns'])} draws) and less time in {lost} of {len(times)} draws, in the worst by {percent(max(fast / slow for slow, fast in times) - 1)}"
+    )
+    worst = min(
+        (row for row in rows if drawn_ratio(row, "megatron", "free") is not None),
+        key=lambda row: drawn_ratio(row, "megatron", "free") or 0.0,
+    )
+    yield (
+        f"The pair that speaks most against it is `{worst['pair']}`: {percent(price(worst, 'megatron') or 0.0)} at the costs given, {percent(drawn_ratio(worst, 'megatron', 'free') or 0.0)} in the"
+        " median of the draws"
+    )
+
+
+def _limits(rows: Sequence[Row]) -> Iterator[str]:
+    cut = sum(row["microbatches"] < row["published_microbatches"] for row in rows)
+    yield (
+        f"At most {MOST} microbatches per replica and {MOST_PER_DEVICE} per device are compared; {cut} of {len(rows)} pairs were run with more, which makes all of these differences"
+        " smaller"
+    )
+    yield f"under {percent(1 - ROOM, 0)} of the devices' memory"
+    seconds = [row["cpu_s"] for row in rows]
+    yield f"each pair has {rows[0]['evaluations']} evaluations per search, {span(seconds, '{:.0f}'.format)} s of one core"
