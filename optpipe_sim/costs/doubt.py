@@ -141,6 +141,7 @@ FEATURES: Mapping[str, Callable[[Model, Machine, Layout, Work], bool]] = {
     "overlapped exchange": lambda model, machine, layout, work: (
         work.ep > 1 and (work.exchange.endswith("overlapped") or work.pairs != "none")
     ),
+    "buffers of experts": lambda model, machine, layout, work: work.expert_rank_capacity > 0,
     "unevenly loaded experts": lambda model, machine, layout, work: work.imbalance != 1,
     "overlapped gradients": lambda model, machine, layout, work: (
         layout.copies > 1 and "grad-reduce" in work.overlap

@@ -84,6 +84,7 @@ class Layer:
     recompute: str
     flash: bool
     routed: tuple[int, int] = (0, 0)  # of the elementwise bytes, F's and B's in the routed experts
+    buffers: int = 0  # that its ops run in, beside what is kept
 
     def kept_bytes(self, recompute: str | None = None) -> int:
         """Bytes kept from F to B, under the layer's own recompute choice or another."""
@@ -144,13 +145,27 @@ def layer(model: Model, dense: bool, work: Work) -> Layer:
         elementwise_f=elementwise_f + mlp_f + scores_f,
         elementwise_b=elementwise_b + mlp_b + scores_b,
         routed=(0, 0) if dense else _routed_bytes(model, work),
-        kept=stored(norms + masks + kept + scores_kept + mlp_kept, work),
+        buffers=0 if dense else _expert_buffers(model, work),
+        kept=stored(norms + masks + kept + scores_kept + mlp_kept, work)
+        + _graphs(model, dense, work),
         input_bytes=e * n * h,
         held_for_w=operands(held + mlp_held, work, 0 if dense else e * n * h),
         messages=collectives(model, work, dense) + messages,
         recompute=work.recompute,
         flash=work.flash,
     )
+
+
+def _graphs(model: Model, dense: bool, work: Work) -> tuple[Kept, ...]:
+    """Return what CUDA graphs of a layer's parts hold beside its activations, for each microbatch in flight: each has
+    graphs of its own, whose inputs and outputs are copies in fixed places. Assumed: a hidden state in and one out
+    of the attention's, and one into the router's. That is a few GB without a pipeline and about 10 with one, the sizes that
+    Megatron-Bridge's performance guide tells (docs/performance-guide.md, commit 067f987d)."""
+    modules = work.cuda_graph_modules
+    if dense or not modules:
+        return ()
+    states = 2 * ("attn" in modules) + ("moe_router" in modules)
+    return (Kept("graph buffers", states * work.element * work.norm_tokens * model.hidden),)
 
 
 def stored(kept: Iterable[Kept], work: Work) -> tuple[Kept, ...]:
@@ -258,6 +273,7 @@ def _experts(
     n, e, h = work.norm_tokens, work.element, model.hidden
     local = model.experts // work.ep
     routed, f = _routed(model, work)
+    held_tokens = round(routed / work.imbalance * work.held_share)
     rows = max(1, routed // local)
     gemms: tuple[Gemm, ...] = (
         Gemm("router", n, h, model.experts),
@@ -266,9 +282,9 @@ def _experts(
     )
     kept: tuple[Kept, ...] = (
         Kept("router probabilities", 4 * n * model.experts),
-        Kept("expert inputs", e * routed * h),
-        Kept("expert activation input", e * routed * 2 * f),
-        Kept("expert activation output", e * routed * f),
+        Kept("expert inputs", e * held_tokens * h),
+        Kept("expert activation input", e * held_tokens * 2 * f),
+        Kept("expert activation output", e * held_tokens * f),
     )
     held = e * routed * (h + 2 * f + f + h) + e * n * h
     moved_f, moved_b = _routed_bytes(model, work)
@@ -287,6 +303,15 @@ def _routed(model: Model, work: Work) -> tuple[int, int]:
     return round(
         tokens * model.experts_per_token * work.imbalance
     ), model.expert_ffn // work.expert_tp
+
+
+def _expert_buffers(model: Model, work: Work) -> int:
+    """Return the buffers of one layer's experts, of the capacity, where what they keep moves out of these to pages."""
+    if not work.paged_stash:
+        return 0
+    routed, f = _routed(model, work)
+    tokens = routed / work.imbalance * work.expert_rank_capacity
+    return int(work.element * tokens * (model.hidden + 3 * f))
 
 
 def _routed_bytes(model: Model, work: Work) -> tuple[int, int]:

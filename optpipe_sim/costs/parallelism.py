@@ -341,6 +341,29 @@ def _check_graphs(model: Model, work: Work) -> None:
         raise OptPipeError("cuda graph modules: moe_preprocess needs moe_router, as in Megatron-LM")
 
 
+def _check_buffers(model: Model, work: Work) -> None:
+    """Raise for buffers of experts that Megatron-LM refuses, or that overflow in every iteration."""
+    capacity, stash = work.expert_rank_capacity, work.paged_stash
+    if stash and not capacity:
+        raise OptPipeError(
+            "paged stash: needs an expert rank capacity, as in Megatron-LM; give both"
+        )
+    if not capacity:
+        return
+    if not model.experts:
+        raise OptPipeError(f"expert rank capacity: {model.name} has no experts")
+    if not work.exchange.startswith("per-node"):
+        raise OptPipeError(
+            "expert rank capacity: needs exchange per-node (HybridEP), as in Megatron-LM"
+        )
+    for name, share in (("expert rank capacity", capacity), ("paged stash", stash or capacity)):
+        if share < work.imbalance:
+            raise OptPipeError(
+                f"{name}: {share:g} times the mean overflows at an imbalance of {work.imbalance:g}, and each iteration"
+                f" runs twice; give {work.imbalance:g} or more"
+            )
+
+
 def check_work(model: Model, work: Work) -> None:
     """Raise for work, of one slice of a sequence, that cannot be divided over the devices.
 
@@ -370,6 +393,7 @@ def check_work(model: Model, work: Work) -> None:
         raise OptPipeError(f"dtype: expected {', '.join(DTYPES)}, got {work.dtype!r}")
     _check_pairs(model, work)
     _check_graphs(model, work)
+    _check_buffers(model, work)
     if not 1 <= work.imbalance <= work.ep or isinstance(work.imbalance, bool):
         raise OptPipeError(
             f"imbalance: the most loaded GPU over the mean is from 1 to ep, {work.ep}; got {work.imbalance:g}"

@@ -31,6 +31,7 @@ _USED = (
     "overhead",
 )
 _FORMATS = ("grad_reduce_in_bf16", "accumulate_grads_in_fp32", "weights_in_fp32")
+_SHARES = ("expert_rank_capacity", "paged_stash")
 _ONCE = (
     "optimizer_ms",
     "gradient_sync_ms",
@@ -119,6 +120,7 @@ def _work(work: Work, lengths: Sequence[int]) -> dict[str, Any]:
         **({"cuda_graphs": True} if work.cuda_graphs else {}),
         **({"cuda_graph_modules": list(modules)} if (modules := work.cuda_graph_modules) else {}),
         **{key: True for key in _FORMATS if getattr(work, key)},
+        **{key: value for key in _SHARES if (value := getattr(work, key))},
         **({"loss_fusion": work.loss_fusion} if work.loss_fusion else {}),
         **({"overlap": list(work.overlap)} if work.overlap else {}),
         **({"context": work.context} if work.cp > 1 and work.context != "ring" else {}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from ..errors import OptPipeError
 from ..option_fields import option
 from .layout import Layout
 from .models import Model
@@ -47,6 +48,21 @@ SPELLINGS = {
 
 
 SLICE_BY = ("length", "time", "exchange")
+
+
+def factor(text: str) -> float:
+    """Return a number of at least 1, of how much of a mean there is room for.
+
+    Raises:
+        OptPipeError: for anything else.
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 1 <= found < 1000:
+        raise OptPipeError(f"expected a number of times the mean from 1, as 1.1; got {text!r}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -145,6 +161,22 @@ class Work:
         " balance by force); or a file with the tokens of each expert, a line per layer",
         metavar="X|A..B|FILE",
     )
+    expert_rank_capacity: float = option(
+        0.0,
+        "buffers of experts are made for X times the mean of a GPU's tokens, as CUDA graphs of whole iterations need:"
+        " Megatron-LM's --moe-expert-rank-capacity-factor; an iteration that needs more runs twice; default: as large"
+        " as the tokens that come",
+        metavar="X",
+        read=factor,
+    )
+    paged_stash: float = option(
+        0.0,
+        "with --expert-rank-capacity: what experts keep for their backward lies in pages, of X times the mean in all"
+        " (--moe-paged-stash; without a number 1.1, as there)",
+        metavar="X",
+        read=factor,
+        bare=1.1,
+    )
     cuda_graph_modules: tuple[str, ...] = option(
         (),
         "or these parts of layers with experts run as CUDA graphs: attn, moe_router, moe_preprocess; the host"
@@ -188,6 +220,12 @@ class Work:
     def norm_tokens(self) -> int:
         """Tokens of the norms, dropout and residuals of one device."""
         return self.tokens // self.tp if self.sequence_parallel else self.tokens
+
+    @property
+    def held_share(self) -> float:
+        """What experts hold for their backward on the most loaded device, over what it would be if all were loaded
+        evenly."""
+        return self.paged_stash or self.expert_rank_capacity or self.imbalance
 
     @property
     def element(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +198,70 @@ def test_advice_takes_no_loads_of_experts(tmp_path: Path) -> None:
         advise("qwen3-30b-a3b", "h100-sxm", 8, 16, 4096, imbalance=str(tmp_path / "loads"))
     with pytest.raises(OptPipeError, match="at most 1 times"):
         advise("llama3-8b", "h100-sxm", 8, 16, 4096, imbalance=1.5)
+
+
+STASH: dict[str, Any] = {"exchange": "per-node", "cuda_graphs": True}
+
+
+def test_experts_hold_their_capacity_or_pages_for_their_backward() -> None:
+    """Per layer and microbatch: inputs, twice the width and the width, for X times the mean of tokens."""
+    model = load_model("qwen3-30b-a3b")
+    work = replace(Work(1, 4096), ep=8, **STASH)
+    tokens = 4096 * model.experts_per_token
+    each = 2 * tokens * (model.hidden + 3 * model.expert_ffn)
+
+    def held(**options: Any) -> int:
+        return layer(model, False, replace(work, **options)).kept_bytes("none")
+
+    def beside(**options: Any) -> int:
+        return layer(model, False, replace(work, **options)).buffers
+
+    assert held(expert_rank_capacity=1.5) - held() == each // 2
+    assert held(expert_rank_capacity=1.5, imbalance=1.2) - held() == each // 2
+    assert held(expert_rank_capacity=1.5, paged_stash=1.25) - held() == each // 4
+    assert beside(expert_rank_capacity=1.5, paged_stash=1.25) == each * 3 // 2
+    assert beside(expert_rank_capacity=1.5) == beside() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"paged_stash": 1.1}, "paged stash: needs an expert rank capacity"),
+        ({"expert_rank_capacity": 1.5, "exchange": "plain"}, "needs exchange per-node"),
+        ({"expert_rank_capacity": 1.2, "imbalance": 1.5}, "overflows at an imbalance of 1.5"),
+        (
+            {"expert_rank_capacity": 2, "paged_stash": 1.1, "imbalance": 1.5},
+            "paged stash: 1.1 times",
+        ),
+        ({"expert_rank_capacity": 2, "model": "llama3-8b", "ep": 1}, "has no experts"),
+    ],
+)
+def test_buffers_that_megatron_refuses_or_that_overflow(
+    options: dict[str, Any], message: str
+) -> None:
+    run = {"model": "qwen3-30b-a3b", "machine": "h100", "devices": 2, "ep": 8, "dp": 8, **STASH}
+    with pytest.raises(OptPipeError, match=message):
+        estimate(**{**run, **options})
+
+
+def test_buffers_are_options_of_a_plan() -> None:
+    profile = estimate(
+        "qwen3-30b-a3b", "h100", devices=2, ep=8, dp=8, expert_rank_capacity=1.5, paged_stash=1.1, levels=False, **STASH
+    )  # fmt: skip
+    options = dict(plan_of(Choice(1), profile, 8)[0].options())
+    assert options["moe-flex-dispatcher-backend"] == "hybridep"
+    assert options["moe-expert-rank-capacity-factor"] == 1.5
+    assert options["moe-paged-stash-buffer-size-factor-cuda"] == 1.1
+
+
+def test_graphs_of_modules_hold_states_for_each_microbatch() -> None:
+    model = load_model("qwen3-30b-a3b")
+    work = replace(Work(1, 4096), ep=8)
+    state = 2 * 4096 * model.hidden
+    for modules, states in (
+        (("attn",), 2),
+        (("moe_router",), 1),
+        (("attn", "moe_router", "moe_preprocess"), 3),
+    ):
+        graphed = layer(model, False, replace(work, cuda_graph_modules=modules))
+        assert graphed.kept_bytes() - layer(model, False, work).kept_bytes() == states * state

@@ -66,8 +66,10 @@ def as_words(arguments: Any, kind: type, only: Iterable[str]) -> list[str]:
         if name not in only or value == one.default:
             continue
         words.append(_flag(one))
-        if not isinstance(value, bool):
-            words.append(value if isinstance(value, str) else ",".join(map(str, value)))
+        if isinstance(value, str | float):
+            words.append(str(value))
+        elif not isinstance(value, bool):
+            words.append(",".join(map(str, value)))
     return words
 
 

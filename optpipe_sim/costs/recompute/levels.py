@@ -61,7 +61,8 @@ def working_set(one: Layer, machine: Machine) -> int:
     """
     gradients = sum(kept.computed for kept in one.kept)
     needed = max(one.kept_bytes("none"), one.held_for_w)
-    return round(machine.rates.working_set * gradients) + max(0, needed - one.kept_bytes())
+    again = max(0, needed - one.kept_bytes())
+    return round(machine.rates.working_set * gradients) + again + one.buffers
 
 
 def stage_levels(

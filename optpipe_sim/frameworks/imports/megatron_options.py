@@ -21,6 +21,7 @@ _FLAGS = {
     "--cuda-graphs": "cuda_graphs",
 }
 _LISTS = {"--overlap": "overlap", "--cuda-graph-modules": "cuda_graph_modules"}
+_SHARES = {"--expert-rank-capacity": "expert_rank_capacity", "--paged-stash": "paged_stash"}
 _WORDS = {"--loss-fusion": "loss_fusion", "--context": "context", "--pairs": "pairs"}
 
 
@@ -129,6 +130,11 @@ def _experts(log: Log, notes: list[str]) -> Iterator[tuple[str, str]]:
     said = log.arguments
     if _is(log, "overlap_moe_expert_parallel_comm"):
         yield "--pairs", "delayed-w" if _is(log, "delay_wgrad_compute") else "combined"
+    ranks = said.get("moe_expert_rank_capacity_factor", "None")
+    if ranks not in ("None", "") and float(ranks) >= 1:
+        yield "--expert-rank-capacity", ranks
+        if _is(log, "moe_paged_stash"):
+            yield "--paged-stash", said.get("moe_paged_stash_buffer_size_factor_cuda", "1.1")
     capacity = said.get("moe_expert_capacity_factor", "None")
     if capacity not in ("None", "") and float(capacity) >= 1:
         yield "--capacity-factor", capacity
@@ -202,6 +208,8 @@ def described(log: Log, batch: int, name: str) -> dict[str, Any]:
         work |= {key: True} if option in found else {}
     for option, key in _LISTS.items():
         work |= {key: found[option].split(",")} if option in found else {}
+    for option, key in _SHARES.items():
+        work |= {key: float(found[option])} if option in found else {}
     for option, key in _WORDS.items():
         work |= {key: found[option]} if option in found else {}
     return {

@@ -312,6 +312,13 @@ def _kernels(work: Mapping[str, Any], ep: int) -> Iterator[tuple[str, Any]]:
             yield OVERLAP, True
         if work.get("pairs") == "delayed-w":
             yield "delay-wgrad-compute", True
+    if work.get("expert_rank_capacity"):
+        yield "moe-flex-dispatcher-backend", "hybridep"
+        yield "use-transformer-engine-op-fuser", True
+        yield "moe-expert-rank-capacity-factor", work["expert_rank_capacity"]
+    if work.get("paged_stash"):
+        yield "moe-paged-stash", True
+        yield "moe-paged-stash-buffer-size-factor-cuda", work["paged_stash"]
     if work.get("cuda_graph_modules"):
         yield "cuda-graph-impl", "transformer_engine"
         yield "cuda-graph-modules", list(work["cuda_graph_modules"])
