@@ -14,10 +14,10 @@ from ..schedules import INTERLEAVED, PLAIN, build, those
 from ..sim import simulate
 from ..trace import Trace
 from .axes import candidate_shapes
+from .starts.published import WHOLE
 
 # of the time of the best: a plainer plan that is no slower than this is the one to name
 WITHIN = 0.01
-WHOLE = "full"  # the level of recomputation that every framework has
 
 
 class PlainPlan(NamedTuple):

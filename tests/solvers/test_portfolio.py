@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from optpipe_sim import load_profile, solve
+from optpipe_sim import build, load_profile, simulate, solve
 from optpipe_sim.cli import main
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.solvers import portfolio
@@ -137,3 +137,23 @@ def test_a_dozen_calls_lead_from_the_command_to_the_engines_and_to_the_result(
     for route in routes:
         assert len(route) <= 12
         assert [name for name in route[2:] if f"`{name}`" not in walk] == []
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+def test_a_busy_machine_does_not_lose_the_plan_that_is_run_today(
+    monkeypatch: pytest.MonkeyPatch, chunks: int
+) -> None:
+    """No rule has its turn and the search none either; 1F1B, or interleaved 1F1B in the chunks of the profile, is
+    replayed all the same."""
+    monkeypatch.setattr(portfolio, "run_rules", lambda _races, rules, *_: len(rules))
+    monkeypatch.setattr(portfolio, "run_adaoffload", lambda *_: None)
+    monkeypatch.setattr(portfolio, "run_adaoffloads", lambda *_: None)
+    monkeypatch.setattr(Portfolio, "turns", lambda *_: iter(()))
+    profile = load_profile(
+        {"devices": 4, "chunks": chunks, "stages": {"t_f_ms": 4, "t_b_ms": 5, "t_w_ms": 3, "act_mib": 8, "layers": 8}}
+    )  # fmt: skip
+    found = solve(profile, 8, None, time_limit=5, chunks="any", cache=False)
+    name = "1f1b" if chunks == 1 else "1f1b-i"
+    today = simulate(build(name, profile, 8), profile)
+    assert found.objective_ns is not None
+    assert found.objective_ns <= today.makespan_ns

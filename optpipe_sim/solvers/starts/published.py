@@ -28,6 +28,7 @@ ONE_CHUNK = those(lambda entry: "one" in entry.runs and not entry.offloads, _PAT
 LOOP = those(lambda entry: "loop" in entry.runs, _PATTERNS)
 VEE = those(lambda entry: "vee" in entry.runs, _PATTERNS)
 RECOMPUTING = those(lambda entry: entry.recomputes)  # for the problem's limit
+WHOLE = "full"  # the level of recomputation that every framework has
 FRACTIONS = ("0.25", "0.5", "0.75", "1")  # shares of activations that Megatron-LM's rule offloads
 
 
@@ -68,6 +69,18 @@ def plain_schedules(problem: Problem, level: str | None = None) -> Iterator[tupl
         )
         return
     yield from build_those(problem, variants)
+
+
+def told_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
+    """Build what a plan that is run today most likely is: 1F1B, or interleaved 1F1B, and the same with all
+    recomputed where a level says so."""
+    shape = problem.shape
+    if shape.placement_name != "loop" or shape.slices > 1:
+        return
+    name = INTERLEAVED if shape.chunks > 1 else PLAIN
+    yield from build_those(problem, [name])
+    if WHOLE in levels_of(problem):
+        yield from build_those(problem, [recomputed_at(name, WHOLE)])
 
 
 def interleaved_schedules(
