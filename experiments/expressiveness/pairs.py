@@ -44,13 +44,14 @@ class Pair(NamedTuple):
         """Estimate the profile with levels of recomputation, under 95 % of the machine's memory.
 
         Args:
-            execution: how work is issued; None: as the runs were that the machine's rates are fitted to.
+            execution: how work is issued; None: as the pair says, or as the runs were that the machine's rates are fitted to.
             options: of `estimate`, beside the layout: chunks and placement, if there is more than one chunk.
         """
         machine = load_machine(self.machine)
         layout = {key: value for key, value in self.layout.items() if key != "pp"} | options
         devices = self.layout["pp"] * self.layout.get("tp", 1) * self.layout.get("cp", 1)
-        made = estimate(self.model, machine, devices, levels=True, execution=execution, **layout)
+        layout |= {} if execution is None else {"execution": execution}
+        made = estimate(self.model, machine, devices, levels=True, **layout)
         limit = int(machine.limit_bytes() * (1 - ROOM))
         return replace(made, memory_limit=(limit,) * made.devices)
 

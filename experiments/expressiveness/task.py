@@ -26,11 +26,11 @@ from optpipe_sim.solvers.steady import Draw, drawn, draws
 from optpipe_sim.study.tasks import Count, Row
 from optpipe_sim.trace import Trace
 
-VERSION = 3
+VERSION = 4
 MOST_CHUNKS = 8  # of a published schedule in a loop
 CHUNKS = 4  # of one of the searches, where stages have the layers
 PATIENCE_S = 600.0  # a limit that no search reaches: they are counted in evaluations
-INTERLEAVED = ("1f1b-i",)
+PLAIN, INTERLEAVED = ("1f1b",), ("1f1b-i",)
 SPLIT = ("zb-h1", "zb-h2")
 V_SHAPED = ("zb-v", "v-half", "v-min", "dualpipe-v")
 SEARCHED = {
@@ -43,11 +43,14 @@ CLOSE = 0.002  # a plan so near to the bound of its cut is not searched further
 Plans = dict[str, Trace | None]
 
 
-def run(pair: str, evaluations: Count, costs: Count = 8, seed: int = 0) -> Row:
+def run(
+    pair: str, evaluations: Count, execution: str = "ideal", costs: Count = 8, seed: int = 0
+) -> Row:
     """Return the best plan of each kind for a pair, and a bound on all of them.
 
     Kinds: ``megatron`` and ``torchtitan`` as they are. ``megatron+X`` can run published schedules as well: ``split``, ZB-H1 and ZB-H2; ``V``, ZB-V, V-Half, V-Min
-    and DualPipe-V; ``stages``, AdaPipe, which recomputes other levels on other stages; ``order``: whatever torchtitan can. ``torchtitan+X`` may recompute
+    and DualPipe-V; ``levels``, 1F1B and 1F1B-I with each level of recomputation on all stages; ``stages``, beside these AdaPipe, which recomputes other levels on
+    other stages; ``order``: whatever torchtitan can. ``torchtitan+X`` may recompute
     any level of each activation (``levels``) or offload it (``offload``); ``free`` may do both. What is searched is in a V and in loops: with Megatron-LM's
     number of chunks, with that of the fastest interleaved 1F1B in torchtitan, and with `CHUNKS`; the bound covers the cuts that ``covers`` lists.
 
@@ -56,7 +59,7 @@ def run(pair: str, evaluations: Count, costs: Count = 8, seed: int = 0) -> Row:
     """
     began = _cpu_s()
     one = pairs()[pair]
-    profile, m = one.profile(), one.compared
+    profile, m = one.profile(execution), one.compared
     options = SolveOptions(
         engine="search",
         evaluations=evaluations,
@@ -114,7 +117,10 @@ def _plans(profile: CostProfile, m: int, options: SolveOptions) -> Plans:
         name: _least(base, *_by_name(names, shape, m, own))
         for name, (names, shape) in shapes.items()
     }
-    stages = [
+    every = dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute)
+    levels = list(_by_name(PLAIN, profile.rechunk(1), m, every))
+    levels += [trace for cut in loops for trace in _by_name(INTERLEAVED, cut, m, every)]
+    stages = levels + [
         one
         for cut in (profile.rechunk(1), *cuts)
         if cut.shape(m).placement_name == "loop"
@@ -130,6 +136,7 @@ def _plans(profile: CostProfile, m: int, options: SolveOptions) -> Plans:
     plans: Plans = {
         "megatron": base,
         **{f"megatron+{name}": trace for name, trace in more.items()},
+        "megatron+levels": _least(base, *levels),
         "megatron+stages": _least(base, *stages),
         "megatron+order": _least(base, order),
         "torchtitan": order,

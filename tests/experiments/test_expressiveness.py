@@ -15,7 +15,7 @@ from optpipe_sim.study.run import sweep
 from optpipe_sim.study.tables import load_table
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = [f"megatron+{name}" for name in ("split", "V", "stages", "order")]
+OPTIONS = [f"megatron+{name}" for name in ("split", "V", "levels", "stages", "order")]
 KINDS = ("megatron", *OPTIONS, "torchtitan", *SEARCHED)
 FOLDER = ROOT / "experiments" / "expressiveness"
 
@@ -36,6 +36,7 @@ def test_more_freedom_costs_nothing_and_no_plan_beats_the_bound(row) -> None:
         ("torchtitan+levels", "torchtitan"),
         ("torchtitan+offload", "torchtitan"),
         ("megatron+order", "torchtitan"),
+        ("megatron+stages", "megatron+levels"),
         *((name, "megatron") for name in OPTIONS),
     ):
         assert row[f"{wider}_ns"] <= row[f"{narrower}_ns"], (wider, narrower)
