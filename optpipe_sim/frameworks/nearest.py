@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import Deadlock, OptPipeError
 from ..ops import BW, B, C, O, W
 from ..profile import CostProfile
-from ..schedule import Schedule, require_no_pairs
+from ..schedule import Schedule
 from ..sim import simulate, simulate_or_report
 from ..trace import Trace
 from ..units import counted, format_size, format_time
@@ -28,7 +28,7 @@ class Step:
     """One feature that a framework's options cannot express.
 
     Attributes:
-        name: ``apart``, ``levels``, ``offloads``, ``split`` or ``order``.
+        name: ``apart``, ``levels``, ``offloads``, ``pairs``, ``split`` or ``order``.
         thing: the feature in words. `count`: the number of affected ops or activations.
         makespan_ns, peak_bytes: after removing it (and the features of earlier steps), without a
             limit; None if the remaining schedule deadlocks.
@@ -165,6 +165,11 @@ def _stripped(schedule: Schedule, nearest: Schedule) -> Iterator[tuple[str, str,
     if offloaded and offloaded != theirs:
         left = OFFLOADS.strip(left)
         yield "offloads", counted(len(offloaded), "offload"), len(offloaded), left
+    splits = bool((left.table[:, 0] == W).any())
+    if left.has_pairs and (splits or not nearest.has_pairs):  # also pairs with a B alone
+        count = int(left.paired.sum())
+        left = left.parted()
+        yield "pairs", counted(count, "pair as one op", "pairs as one op"), count, left
     if (count := int((kinds == W).sum())) and not (nearest.table[:, 0] == W).any():
         left = _fused(left)
         yield "split", counted(count, "backward in two", "backwards in two"), count, left
@@ -185,7 +190,6 @@ def _other_levels(schedule: Schedule, nearest: Schedule) -> int:
 
 def _fused(schedule: Schedule) -> Schedule:
     """Replace each B by a BW and drop the W's."""
-    require_no_pairs(schedule, "the export")
     table = schedule.table.copy()
     table[table[:, 0] == B, 0] = BW
     kept = table[:, 0] != W

@@ -24,6 +24,7 @@ from optpipe_sim.frameworks.megatron.family import (
 )
 from optpipe_sim.frameworks.megatron.layout import layout_string
 from optpipe_sim.frameworks.megatron.options import MegatronError, Offloading, Plan, Recompute
+from optpipe_sim.frameworks.nearest import compare
 from optpipe_sim.frameworks.parts import Part, parts_of, parts_with
 
 LEVELS = [
@@ -366,6 +367,25 @@ def test_steps_lead_from_the_schedule_to_what_is_told() -> None:
         ratio *= 1 + step.slower
     whole = simulate(schedule.replace(recompute=some), profile, enforce=False).makespan_ns
     assert answer.after.makespan_ns / whole == pytest.approx(ratio, rel=1e-4)
+
+
+def test_pairs_are_a_step_to_what_is_told() -> None:
+    """Where Megatron-LM runs no pairs, or those of a B alone, they are parted first."""
+    profile = unit_profile(4, 2, pair_hidden_ms=0.5)
+    for name in ("dualpipe-v", "1f1b-i:pairs=yes"):
+        schedule = build(name, profile, 8)
+        lost = compare(schedule, build("1f1b-i", profile, 8), "1f1b-i", profile).lost
+        pairs = lost[0]
+        assert (pairs.name, pairs.count) == ("pairs", int(schedule.paired.sum()))
+        assert pairs.makespan_ns == simulate(schedule.parted(), profile).makespan_ns
+        assert lost[-1].name == "order"
+
+
+def test_stages_without_layers_are_told() -> None:
+    parts = parts_with([2, 0, 2, 0])
+    noted = [list(Plan(len(of), 8, of).notes()) for of in (parts, parts_with([2, 2, 2, 0]))]
+    assert "stages without any layer (1)" in noted[0][0]
+    assert noted[1] == []
 
 
 def test_the_nearest_fits_where_something_of_the_family_does() -> None:

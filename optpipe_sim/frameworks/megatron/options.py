@@ -293,7 +293,17 @@ class Plan:
         return bool({"tensor-model-parallel-size", "context-parallel-size"} & {*dict(self.sizes)})
 
     def notes(self) -> Iterator[str]:
-        """Yield what Megatron-LM warns of."""
+        """Yield what Megatron-LM warns of, and what its users report."""
+        empty = [
+            str(stage)
+            for stage, part in enumerate(self.parts)
+            if not (part.layers or part.mtp or part.embedding or part.loss)
+        ]
+        if empty:
+            yield (
+                f"stages without any layer ({', '.join(empty)}) are reported to hang"
+                " (github.com/NVIDIA/Megatron-LM/issues/1852); give each a layer, the embedding or the loss"
+            )
         if self.overlaps and self._shared:
             yield (
                 "CUDA_DEVICE_MAX_CONNECTIONS: up to Hopper Megatron-LM wants 1 for tensor and context parallelism, and more for"
