@@ -26,13 +26,14 @@ class Option:
     """How an option is written and what it means.
 
     Attributes:
-        help: what it means, for ``--help`` and docstrings; it names other options as ``--name``.
+        help: what it means, for ``--help-all`` and docstrings, its first sentence for ``--help``; it names other
+            options as ``--name``.
         metavar: what stands for its value in the help.
         choices: the values that there are; empty: any that `read` takes.
         read: from a text to a value, an `OptPipeError` for a wrong one; None: as the field is annotated.
         bare: the value of the option without a word; None: it needs one.
         off: of a flag that is on unless ``--no-NAME`` is given: the help of that.
-        research: ``--help`` leaves it out, ``--help-all`` has it.
+        seldom: ``--help`` leaves it out, ``--help-all`` has it.
     """
 
     help: str
@@ -41,7 +42,7 @@ class Option:
     read: Callable[[str], Any] | None = None
     bare: Any = None
     off: str = ""
-    research: bool = False
+    seldom: bool = False
 
 
 def option(default: Any, help: str, **more: Any) -> Any:

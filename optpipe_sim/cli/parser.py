@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from ..errors import OptPipeError, hint_for, one_line
@@ -24,7 +25,7 @@ from .commands.replay import check, compare, explain, export, report, simulate
 from .commands.runs import confirm, train
 from .commands.search import cache, frontier, solve
 from .commands.study import atlas, completion, figures, sweep, versions
-from .options.groups import GROUPS, group_of, is_research
+from .options.groups import GROUPS, group_of, is_seldom
 
 if TYPE_CHECKING:
     from .outputs.show import Out
@@ -106,12 +107,15 @@ class Parser(argparse.ArgumentParser):
     command = ""
 
     def format_help(self, everything: bool = False) -> str:
-        """Return the help: options by group, without those for research unless `everything` is wanted."""
+        """Return the help: options by group, without those that are seldom needed and with the
+        first sentence of each, unless `everything` is wanted."""
         if not self.command:
             return super().format_help()
         options = [action for action in self._actions if action.option_strings]
-        hidden = [one for one in options if is_research(self.command, one)]
+        hidden = [one for one in options if is_seldom(self.command, one)]
         shown = options if everything else [one for one in options if one not in hidden]
+        if not everything:
+            shown = [_in_short(one) for one in shown if one.dest not in ("help", "help_all")]
         text = self._get_formatter()
         needed = [one for one in self._actions if one.required or not one.option_strings]
         either = [group for group in self._mutually_exclusive_groups if group.required]
@@ -133,7 +137,7 @@ class Parser(argparse.ArgumentParser):
                 text.end_section()
         if hidden and not everything:
             text.add_text(
-                f"{counted(len(hidden), 'option')} more, for research: {self.prog} --help-all"
+                f"{counted(len(hidden), 'option')} more, seldom needed, and all in full: {self.prog} --help-all"
             )
         text.add_text(self.epilog)
         begin = f"usage: {self.prog} "
@@ -141,6 +145,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {one_line(message)} (see {self.prog} --help)")
+
+
+def _in_short(action: argparse.Action) -> argparse.Action:
+    """Return an option with the first sentence of its help."""
+    found = copy(action)
+    found.help = (action.help or "").partition(". ")[0]
+    return found
 
 
 class _HelpAll(argparse.Action):
@@ -251,7 +262,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
             "--help-all",
             action=_HelpAll,
             nargs=0,
-            help="this text with every option, those for research too",
+            help="this text with every option, those seldom needed too, and what each means in full",
         )
         made.command = name
         commands[name] = made

@@ -59,7 +59,7 @@ class Layout:
     dp: int = option(1, "replicas of the model", metavar="N")
     zero: int = option(
         0,
-        "what is sharded over the replicas: 1: optimizer states, 2: also gradients, 3: also weights",
+        "shard over the replicas: 1: optimizer states, 2: also gradients, 3: also weights",
         choices=(0, 1, 2, 3),
     )
     etp: int | None = option(
@@ -75,8 +75,8 @@ class Layout:
     )
     layers: Sequence[int | str] | None = option(
         None,
-        "layers per stage, with an m behind the number where those for further tokens are (default: beside the"
-        " head); default: balanced",
+        "layers per stage; default: balanced. An m behind a number: layers for further tokens are there (default:"
+        " beside the head)",
         metavar="A,B,...",
         read=layers_and_mtp,
     )

@@ -83,18 +83,18 @@ class Work:
         True,
         "fused attention, whose scores are never written to memory",
         off="attention scores go through memory",
-        research=True,
+        seldom=True,
     )
     recompute: str = option(
         "none",
-        "what B recomputes: nothing; norms, activation functions and dropout; the whole layer (full); or modules by"
-        " Megatron-LM's names, as in core_attn,mlp",
+        "what B recomputes: none, norms, full or modules by Megatron-LM's names, as in core_attn,mlp. Norms include"
+        " activation functions and dropout; full is the whole layer",
         metavar="none|norms|full|MODULE,...",
         read=choice_of,
     )
     dtype: str = option(
         "bf16",
-        "number format of the GEMMs: bf16, fp16, fp8, tf32 or fp32",
+        "number format of the GEMMs. One of bf16, fp16, fp8, tf32, fp32",
         metavar="TYPE",
         read=lambda text: SPELLINGS.get(text.lower(), text),
     )
@@ -102,12 +102,12 @@ class Work:
         True,
         "with tp, norms and dropout are shared by its devices, too",
         off="with tp, norms and dropout are not shared: every device has them for all tokens",
-        research=True,
+        seldom=True,
     )
     exchange: str = option(
         "plain",
-        "of tokens between experts: plain; per-node (once per node, as DeepEP does); overlapped (behind another"
-        " microbatch's compute); per-node-overlapped",
+        "of tokens between experts: plain, per-node, overlapped or per-node-overlapped. Per-node: once per node, as"
+        " DeepEP does; overlapped: behind another microbatch's compute",
         metavar="HOW",
     )
     context: str = option(
@@ -115,50 +115,54 @@ class Work:
         "between devices that share a sequence: ring (keys and values); heads (all-to-all: parts of the sequence for"
         " heads of all of it)",
         metavar="HOW",
-        research=True,
+        seldom=True,
     )
     cuda_graphs: bool = option(
         False,
         "iterations run as CUDA graphs: layers with experts wait for no launches",
-        research=True,
+        seldom=True,
     )
     overlap: tuple[str, ...] = option(
         (),
-        "what hides behind compute, as Megatron-LM can: grad-reduce (the replicas' gradients, behind the last backward"
-        " passes), param-gather (the updated weights, behind the next iteration's first forward passes), tp-comm"
-        " (tensor parallelism's collectives, behind the GEMMs that they feed or follow); default: none of them",
+        "what hides behind compute, of grad-reduce,param-gather,tp-comm; default: nothing. As Megatron-LM can: the"
+        " replicas' gradients, behind the last backward passes; the updated weights, behind the next iteration's"
+        " first forward passes; tensor parallelism's collectives, behind the GEMMs that they feed or follow",
         metavar="A,B,...",
     )
     grad_reduce_in_bf16: bool = option(
-        False, "gradients of weights are summed up, kept and reduced in bf16, not fp32"
+        False, "gradients of weights are summed up, kept and reduced in bf16, not fp32", seldom=True
     )
     pairs: str = option(
         "none",
-        "a forward and a backward may run as one op that hides their exchange of tokens, replayed layer by layer,"
-        " and the profile says how much; other ops pay all of it: combined (as --overlap-moe-expert-parallel-comm"
-        " of Megatron-LM; without a word), delayed-w (--delay-wgrad-compute, too)",
+        "a forward and a backward may run as one op that hides their exchange of tokens: combined or delayed-w."
+        " As --overlap-moe-expert-parallel-comm of Megatron-LM (without a word, too), and with"
+        " --delay-wgrad-compute; replayed layer by layer, and the profile says how much is hidden; other ops pay all"
+        " of it",
         choices=PAIRS,
         bare="combined",
     )
     accumulate_grads_in_fp32: bool = option(
         False,
         "with --dtype fp16: gradients of weights are summed up, kept and reduced in fp32, not fp16",
+        seldom=True,
     )
     weights_in_fp32: bool = option(
         False,
         "weights are kept in fp32 and cast for the GEMMs, as torchtitan does: 16 bytes per weight, not 18",
+        seldom=True,
     )
     loss_fusion: str = option(
         "",
         "how the loss is computed: none (fp32); native, te (Megatron-LM's --cross-entropy-fusion-impl); default:"
         " as the machine file's logit_bytes says",
         choices=tuple(LOSS_FUSIONS),
+        seldom=True,
     )
     imbalance: Any = option(  # noqa: RUF009
         1.0,
-        "tokens of the GPU whose experts get most, over the mean, which all others of its stage wait for: a"
-        " number, 1 for balance, as by force; a range, whose middle costs are taken at; unknown (as runs without"
-        " balance by force); or a file with the tokens of each expert, a line per layer",
+        "tokens of the GPU whose experts get most, over the mean: a number, a range, unknown or a file. All others of"
+        " its stage wait for it. 1: balance, as by force; of a range costs are taken at the middle; unknown: as in"
+        " runs without balance by force; a file has the tokens of each expert, a line per layer",
         metavar="X|A..B|FILE",
     )
     expert_rank_capacity: float = option(
@@ -168,6 +172,7 @@ class Work:
         " as the tokens that come",
         metavar="X",
         read=factor,
+        seldom=True,
     )
     paged_stash: float = option(
         0.0,
@@ -176,12 +181,14 @@ class Work:
         metavar="X",
         read=factor,
         bare=1.1,
+        seldom=True,
     )
     cuda_graph_modules: tuple[str, ...] = option(
         (),
         "or these parts of layers with experts run as CUDA graphs: attn, moe_router, moe_preprocess; the host"
         " issues the rest (default: all of it)",
         metavar="A,B,...",
+        seldom=True,
     )
     slices: int = option(
         1, "slices of each sequence, of which later ones attend to more tokens", metavar="N"
@@ -191,7 +198,7 @@ class Work:
         "slices of equal length, of equal time: later ones are shorter; or of equal length whose devices exchange"
         " parts of the attention, as SlimPipe's do",
         choices=SLICE_BY,
-        research=True,
+        seldom=True,
     )
 
     def __post_init__(self) -> None:

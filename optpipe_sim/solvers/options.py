@@ -88,15 +88,15 @@ class SolveOptions:
     )
     treatments: Sequence[str] | None = option(
         None,
-        "allowed treatments of activations, out of keep,offload,recompute; keeping is always possible; default:"
-        " all that the profile has",
+        "allowed treatments of activations, out of keep,offload,recompute; default: all that the profile has. Keeping"
+        " is always possible",
         metavar="A,B",
     )
     per_stage: bool = option(False, "treat all activations of a stage alike, as frameworks require")
     pairs: bool | None = option(
         None,
-        "whether a forward and a backward may run as one op (profile: pair_hidden); default: where the execution"
-        " has that, or, where that is ideal, where the profile says what pairs hide",
+        "whether a forward and a backward may run as one op; default: where the execution has that. Where that is"
+        " ideal: where the profile says what pairs hide (pair_hidden)",
         metavar="yes|no",
     )
     margin: Margins | Mapping[str, Any] | str | None = option(  # noqa: RUF009
@@ -119,8 +119,8 @@ class SolveOptions:
     )
     slices: int | str = option(
         "own",
-        "slices of each sequence that pass the pipeline one after the other; 1: whole sequences; any: whole ones"
-        " and the profile's own, or 2, 4 and 8 equal ones; default: the profile's",
+        "slices of each sequence that pass the pipeline one after the other: a number or any; default: the profile's."
+        " 1: whole sequences; any: whole ones and the profile's own, or 2, 4 and 8 equal ones",
     )
 
     def __post_init__(self) -> None:

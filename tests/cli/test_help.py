@@ -7,7 +7,7 @@ import re
 import pytest
 
 from optpipe_sim.cli import main
-from optpipe_sim.cli.options.groups import GROUPS, group_of, is_research
+from optpipe_sim.cli.options.groups import GROUPS, group_of, is_seldom
 from optpipe_sim.cli.parser import COMMANDS, _parsers
 
 PARSERS = _parsers()[1]
@@ -44,7 +44,7 @@ def test_help_is_in_groups_without_what_is_for_research(
     titles = [line[:-1] for line in text.splitlines() if line[:-1] in GROUPS and line.endswith(":")]
     assert titles == [group for group in GROUPS if group in titles]
     assert {"your run", "output"} <= set(titles)
-    hidden = [a.option_strings[-1] for a in PARSERS[command]._actions if is_research(command, a)]
+    hidden = [a.option_strings[-1] for a in PARSERS[command]._actions if is_seldom(command, a)]
     assert hidden
     # descriptions may name them, as a default hangs on one
     assert not set(hidden) & set(listed(text))
@@ -74,3 +74,24 @@ def test_what_is_for_research_works_without_being_shown() -> None:
         ["p.yaml", "-m", "8", "--engine", "search", "--evaluations", "5"]
     )
     assert (parsed.engine, parsed.evaluations) == ("search", 5)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_what_a_person_reads(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two screens at most, on a narrow terminal: the first sentence of each option; all of it is in the long help."""
+    monkeypatch.setenv("COLUMNS", "80")
+    short, whole = told(capsys, command, "--help"), told(capsys, command, "--help-all")
+    assert len(short.splitlines()) <= 75
+    assert len(whole.splitlines()) >= len(short.splitlines())
+    for action in PARSERS[command]._actions:
+        if action.option_strings and not is_seldom(command, action) and action.dest[:4] != "help":
+            assert action.option_strings[-1] in listed(short)
+
+
+def test_a_default_stands_in_the_first_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    short = " ".join(told(capsys, "evaluate", "--help").split())
+    assert "as in core_attn,mlp (none)" in short
+    assert "activation functions" not in short
+    assert "activation functions" in told(capsys, "evaluate", "--help-all")

@@ -31,7 +31,7 @@ def add_fields(
             continue
         keywords = _keywords(kind, one, dict(changes.get(name, {})))
         action = parser.add_argument(_flag(one), dest=name, **keywords)
-        action.group, action.research = group, how(one).research  # type: ignore[attr-defined]
+        action.group, action.seldom = group, how(one).seldom  # type: ignore[attr-defined]
 
 
 def add_several(parser: ArgumentParser, kind: type, *only: str, **defaults: str) -> None:
@@ -122,7 +122,12 @@ def _with_default(help: str, usual: Any) -> str:
     """Return a help with the default in brackets, unless it says it."""
     if not isinstance(usual, int | float | str) or usual == "" or "default:" in help:
         return help
-    return f"{help} ({usual:g})" if isinstance(usual, float) else f"{help} ({usual})"
+    first, dot, rest = help.partition(". ")
+    return (
+        f"{first} ({usual:g}){dot}{rest}"
+        if isinstance(usual, float)
+        else f"{first} ({usual}){dot}{rest}"
+    )
 
 
 def _percent(text: str) -> str:

@@ -1,4 +1,4 @@
-"""How the options of a command are grouped in its help, and which of them are for research: ``--help``
+"""How the options of a command are grouped in its help, and which of them are seldom needed: ``--help``
 leaves these out, ``--help-all`` has them. Light, as `parser` is."""
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ _ELSEWHERE = {
     "solve": {VARY: "--layers"},
     "evaluate": {RUN: "--log"},
 }
-_RESEARCH = {
+_SELDOM = {
     "solve": "--engine --objective --solver --write-model --force --evaluations --warm-start --quantile --samples"
-    " --workers --log",
-    "frontier": "--engine --objective --workers --placement",
+    " --workers --log --placement --noise --margin --from --to --trace --seed",
+    "frontier": "--engine --objective --workers --placement --seed",
     "compare": "--objective",
     "simulate": "--engine --objective",
+    "evaluate": "--capacity-factor --pad-to-capacity --offload-to --etp",
+    "confirm": "--stretch --time-tolerance --memory-tolerance --gradient-tolerance --memory-fraction --deterministic"
+    " --kineto --sweeps --seed",
     "explain": "--objective",
     "report": "--objective",
-    "advise": "--seed",
-    "estimate": "--offload",
+    "advise": "--seed --capacity-factor --pad-to-capacity --offload-to --etp --slices --csv --chart --per-stage",
+    "estimate": "--offload --capacity-factor --pad-to-capacity --offload-to --etp --lengths",
 }
 
 
@@ -50,7 +53,7 @@ def group_of(command: str, action: argparse.Action) -> str | None:
     return getattr(action, "group", None) or next(filter(None, known), None)
 
 
-def is_research(command: str, action: argparse.Action) -> bool:
+def is_seldom(command: str, action: argparse.Action) -> bool:
     """Whether ``--help`` of a command leaves an option out."""
-    named = not set(action.option_strings).isdisjoint(_RESEARCH.get(command, "").split())
-    return named or getattr(action, "research", False)
+    named = not set(action.option_strings).isdisjoint(_SELDOM.get(command, "").split())
+    return named or getattr(action, "seldom", False)

@@ -60,8 +60,8 @@ def add_execution(parser: ArgumentParser, default: str = "the profile's own, els
     parser.add_argument(
         "--execution",
         metavar="NAME|FILE",
-        help="how the trainer issues the work: what ops and messages cost beside their times (`optpipe-sim"
-        f" executions` lists what ships; default: {default})",
+        help=f"how the trainer issues the work: `optpipe-sim executions` lists what ships (default: {default}). It says"
+        " what ops and messages cost beside their times",
     )
 
 

@@ -71,8 +71,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--recompute",
         type=names,
         metavar="A,B,...",
-        help="only these of none, norms (norms, activation functions, dropout), full, and Megatron-LM's modules,"
-        " as in core_attn+mlp; default: the first three",
+        help="only these of none, norms, full and Megatron-LM's modules, as in core_attn+mlp; default: the first three."
+        " Norms include activation functions and dropout",
     )
     add_of_solve(
         parser,

@@ -47,8 +47,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--log",
         dest="run_log",
         metavar="F.log",
-        help="take the options, the measurements and, without --model, the model from this log of Megatron-LM;"
-        " what you give beside it goes first",
+        help="take options, measurements and the model from this log of Megatron-LM. What you give beside it, as"
+        " --model, goes first",
     )
     add_model(parser)
     add_machine(parser)
@@ -73,7 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--schedule",
         metavar="NAME",
-        help="by name (default: 1f1b, or 1f1b-i with --chunks); 1f1b:recompute=LEVEL for a level of"
+        help="by name (default: 1f1b, or 1f1b-i with --chunks). 1f1b:recompute=LEVEL is for a level of"
         " the profile that estimate makes",
     )
     add_work(parser, *(name for name in options_of(Work) if name not in _CHOSEN))
@@ -92,15 +92,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--measured-gib",
         type=positive,
         metavar="GIB",
-        help="peak memory of the fullest GPU (torch.cuda.max_memory_allocated; nvidia-smi also"
-        " counts what driver and libraries take)",
+        help="peak memory of the fullest GPU. It is that of torch.cuda.max_memory_allocated; nvidia-smi also"
+        " counts what driver and libraries take",
     )
     parser.add_argument("--save-profile", metavar="P.yaml", help="write the estimated profile")
     parser.add_argument("--save", metavar="S.json", help="write the schedule")
     parser.add_argument(
         "--save-measurement",
         metavar="F.yaml",
-        help="write the measurements, for --calibrate of advise and estimate; a file with"
+        help="write the measurements, for --calibrate of advise and estimate. A file with"
         " measurements gets a further row, or new numbers in the row of the same run",
     )
 

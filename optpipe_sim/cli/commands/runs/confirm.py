@@ -33,9 +33,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--mode",
         required=True,
         choices=MODES,
-        help="synthetic: processes whose ops sleep as predicted (time). gradient: processes with real"
-        " stages (results, memory). replay: all stages in one process, op by op (results, memory,"
-        " what each op costs). loop: each rank's whole program alone, its neighbours played back"
+        help="what runs, and what is compared. Synthetic: processes whose ops sleep as predicted (time); gradient:"
+        " processes with real stages (results, memory); replay: all stages in one process, op by op (results, memory,"
+        " what each op costs); loop: each rank's whole program alone, its neighbours played back"
         " (time, memory, results)",
     )
     parser.add_argument(

@@ -64,8 +64,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="memory limits per device, as 10GiB:80GiB:10GiB or 10GiB,20GiB,40GiB",
     )
     chunks = (
-        "chunks per device; any: under each limit all numbers up to one layer per stage, and two in a V; profile:"
-        " its own; default: any; the profile's with --placement, --engine milp or cpsat"
+        "chunks per device: a number, any, or the profile's; default: any. Any: under each limit all numbers up to one"
+        " layer per stage, and two in a V; the profile's is the default with --placement, --engine milp or cpsat"
     )
     time = "seconds for each limit; it ends sooner if the best schedule is proven optimal (10)"
     add_search(parser, time_limit=time, chunks=chunks)

@@ -32,10 +32,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `solve`."""
     add_problem(parser)
     chunks = (
-        "chunks per device; any: all numbers up to one layer per stage, and two in a V, never"
-        " slower than a published schedule, whatever its options; profile: its own; default: any;"
-        " that of the file with --warm-start FILE; the profile's with --placement, --evaluations,"
-        " --write-model, --noise, --engine milp or cpsat"
+        "chunks per device: a number, any, or the profile's; default: any. Any: all numbers up to one layer per"
+        " stage, and two in a V, never slower than a published schedule, whatever its options. The default is that of"
+        " the file with --warm-start FILE; the profile's with --placement, --evaluations, --write-model, --noise,"
+        " --engine milp or cpsat"
     )
     more = ("solver", "evaluations", "force", "margin", "slices")
     force = "write that MILP even if it is very large"
