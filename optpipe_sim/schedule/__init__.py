@@ -173,10 +173,10 @@ class Schedule:
 
     @property
     def issued_split(self) -> bool:
-        """Whether it is run by the part of a trainer that splits backwards into B and W: it has a W, or
-        its ``meta`` says so of a plan that was free to (``issued``; see `execution.FAMILIES`)."""
+        """Whether it is run by the part of a trainer that splits backwards into B and W: its ``meta`` says so (``issued``, of
+        `execution.FAMILIES`: of a plan that was free to, or of a few W's in a trainer that splits none), or else it has a W."""
         said = str(self.meta.get("issued", ""))
-        return said.startswith("split") or bool((self.table[:, 0] == W).any())
+        return said.startswith("split") if said else bool((self.table[:, 0] == W).any())
 
     @property
     def has_pairs(self) -> bool:

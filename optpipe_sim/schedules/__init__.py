@@ -149,6 +149,13 @@ REGISTRY: dict[str, Entry] = {
         runs=_EITHER,
         offloads=True,
     ),
+    "megatron-defer": Entry(
+        "megatron_defer",
+        "megatron_defer",
+        {**_GROUPED, "deferred": int},
+        title="Megatron, head's W deferred",
+        runs=_EITHER,
+    ),
     "kimi-k2": Entry(
         "kimi_k2", "kimi_k2", {**_GROUPED, **_PAIRS}, title="Kimi K2", runs=_LOOP, offloads=True
     ),
@@ -213,6 +220,7 @@ FILL_AND_DRAIN: Final = "gpipe"
 GROUPED: Final = "gis"  # microbatches pass the chunks in groups; all activations are kept
 GROUPED_OFFLOADED: Final = "po"  # the same, some chunks offloaded
 MEGATRON_OFFLOAD: Final = "megatron-offload"
+MEGATRON_DEFER: Final = "megatron-defer"
 # interleaved 1F1B whose activations leave, in groups like it
 INTERLEAVED_OFFLOADED: Final = "kimi-k2"
 ADAOFFLOAD: Final = "adaoffload"  # also the engine that runs it

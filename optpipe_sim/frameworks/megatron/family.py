@@ -18,7 +18,8 @@ from ...errors import InvalidSchedule, OptPipeError
 from ...ops import COMPUTE, F
 from ...profile import CostProfile
 from ...schedule import Schedule
-from ...schedules import INTERLEAVED, MEGATRON_OFFLOAD, PLAIN, build, parse_name
+from ...schedules import INTERLEAVED, MEGATRON_DEFER, MEGATRON_OFFLOAD, PLAIN, build, parse_name
+from ...schedules.megatron_defer import head_alone
 from ...schedules.recompute import first_layers
 from ..nearest import Nearest, compare, replay_unlimited
 from ..parts import Part, parts_of
@@ -61,6 +62,7 @@ class Choice:
         pairs: forwards run with backwards as one op, after one more in the warm-up, as Megatron-LM does
             where the exchange of experts' tokens overlaps. With offloading that order is not modelled:
             the replay has that without pairs.
+        deferred: of how many microbatches the gradients of the head's weights run at the end, 0: of all; None: of none.
     """
 
     chunks: int
@@ -70,6 +72,7 @@ class Choice:
     fraction: Fraction | None = None
     delta: int = 0
     pairs: bool = False
+    deferred: int | None = None
 
     @property
     def name(self) -> str:
@@ -80,6 +83,9 @@ class Choice:
         if self.fraction is not None:
             base = MEGATRON_OFFLOAD
             options = {"chunks": self.chunks, "fraction": self.fraction}
+        if self.deferred is not None:
+            base = MEGATRON_DEFER
+            options = {"chunks": self.chunks, "deferred": self.deferred}
         given: dict[str, Any] = {"delta": self.delta or None, "group": self.group}
         given |= {"recompute": self.level, "layers": self.layers}
         given |= {"pairs": "yes" if self.pairs else None}
@@ -103,12 +109,16 @@ def choice_of(name: str) -> Choice | None:
         base, options = parse_name(name)
     except OptPipeError:
         return None
-    if base not in (PLAIN, INTERLEAVED, MEGATRON_OFFLOAD) or options.pop("apart", False):
+    if base not in (PLAIN, INTERLEAVED, MEGATRON_OFFLOAD, MEGATRON_DEFER) or options.pop(
+        "apart", False
+    ):
         return None
     options["level"] = options.pop("recompute", None)
     chunks = options.pop("chunks", 1 if base == PLAIN else 0)
     if base == MEGATRON_OFFLOAD:
         options.setdefault("fraction", Fraction(1))
+    if base == MEGATRON_DEFER:
+        options.setdefault("deferred", 0)
     return Choice(chunks, **options)
 
 
@@ -208,7 +218,7 @@ def plan_of(
         choice.group if schedule.shape.chunks > 1 else None,
         recompute,
         offloading,
-        tuple(_sizes(profile, microbatches)),
+        (*_sizes(profile, microbatches), *_deferral(choice)),
         tuple(model_options(model, sequence_in(profile))) if model else (),
         str(machine.get("name", "")).startswith(OLD_LINKS),
     )
@@ -327,6 +337,14 @@ def _kernels(work: Mapping[str, Any], ep: int) -> Iterator[tuple[str, Any]]:
         yield "no-check-for-nan-in-loss-and-grad", True
 
 
+def _deferral(choice: Choice) -> Iterator[tuple[str, Any]]:
+    """Yield the options for gradients of the head's weights that run at the end."""
+    if choice.deferred is not None:
+        yield "defer-embedding-wgrad-compute", True
+        if choice.deferred:
+            yield "wgrad-deferral-limit", choice.deferred
+
+
 def _capacity(uneven: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the options for the most tokens that an estimate lets an expert have."""
     if uneven.get("capacity"):
@@ -375,6 +393,8 @@ def choices(profile: CostProfile, microbatches: int, chunks: int) -> Iterator[Ch
             if overlapped and level is not None and {"full", "moe"} & set(level.split("+")):
                 continue
             yield Choice(chunks, group, level, layers, pairs=overlapped)
+            if level is None and not overlapped and profile.devices > 1 and head_alone(costs):
+                yield Choice(chunks, group, deferred=0)
             if costs.offload is None or level == "full" or has_cuda_graphs(profile):
                 continue  # see Plan
             moved = max(cost.offloadable for cost in costs.stages)
