@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache, partial
 
 from ..ops import BW, COMPUTE, B, C, F, O, Op, Pair, R, SliceOp, W, dependencies
 from ..profile import CostProfile
@@ -67,7 +68,7 @@ class Costs:
 
     def __init__(self, schedule: Schedule, profile: CostProfile) -> None:
         self.profile = profile
-        self.parts: dict[tuple[int, tuple[Fraction, Fraction]], tuple[StageCost, ...]] = {}
+        self.part = cache(partial(parts_of, profile))
         self.levels = schedule.recompute
         # the two halves of each pair: its backward by its F, and its F by its backward
         pairs = [one for program in schedule.programs for one in program if isinstance(one, Pair)]
@@ -86,14 +87,14 @@ class Costs:
                     done.add(op[1:3])
                 if op.kind is O and (op.slice is None or op[1:3] in done):
                     self.read.add(op[1:])
+        # an op is asked for these each time that it could begin
+        for name in ("cost", "level", "moved", "duration_ns", "asks", "takes", "gives"):
+            setattr(self, name, cache(getattr(self, name)))
 
     def cost(self, op: Op) -> StageCost:
         """Return what a stage costs on the microbatch, or slice of it, of an op; times have no overhead."""
         factors = self.profile.factors[op.microbatch] if self.profile.factors else _SAME
-        key = op.stage, factors
-        if key not in self.parts:
-            self.parts[key] = parts_of(self.profile, *key)
-        return self.parts[key][op.slice or 0]
+        return self.part(op.stage, factors)[op.slice or 0]
 
     def level_name(self, op: Op) -> str | None:
         """Return the level of recomputation of an op's activation; an entry for it alone takes precedence."""

@@ -236,7 +236,8 @@ def _check(arguments: argparse.Namespace, out: Out) -> int:
     wrong: dict[str, list[str]] = {}
     confirmed = 0
     with out.progress("checking") as progress:
-        for at, one in enumerate(found, 1):
+        for at, one in enumerate(found):
+            progress(one.name, at, len(found))
             said = problems(one)
             if not said and one.bound is not None and one.bound.how in again:
                 try:
@@ -252,7 +253,6 @@ def _check(arguments: argparse.Namespace, out: Out) -> int:
                         ]
             if said:
                 wrong[one.name] = said
-            progress(one.name, at, len(found))
     answer: dict[str, Any] = {
         "instances": len(found),
         "schedules": sum(one.best is not None for one in found),
