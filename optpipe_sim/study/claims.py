@@ -36,6 +36,7 @@ PAGES = (
     "docs/how-much-is-left.md",
     "docs/which-link.md",
     "docs/price-of-expressiveness.md",
+    "docs/trained-layouts.md",
     "docs/atlas.md",
 )
 

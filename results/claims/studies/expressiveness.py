@@ -20,6 +20,7 @@ def sentences(tables: Tables) -> Iterator[str]:
     yield from _options(rows)
     yield from _drawn(rows)
     yield from _limits(rows)
+    yield _row(rows)
 
 
 def _known(values: Sequence[float | None]) -> list[float]:
@@ -48,6 +49,11 @@ def _prices(rows: Sequence[Row]) -> Iterator[str]:
         f"The best found without a framework is {span(gaps, percent)} above the bound on all schedules of the cuts that it covers (median {percent(median(gaps))}),"
         f" within {percent(CLOSE, 0)} in {close} of {len(gaps)}"
     )
+
+
+def _row(rows: Sequence[Row]) -> str:
+    lost = percent(median(_all(rows, "megatron")))
+    return f"on {len(rows)} published layouts it is [{lost}](docs/price-of-expressiveness.md) in the ideal replay"
 
 
 def _options(rows: Sequence[Row]) -> Iterator[str]:

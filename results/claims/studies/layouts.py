@@ -1,0 +1,102 @@
+"""What docs/trained-layouts.md and results/README.md say of layouts: the contest on layouts that people train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from experiments.expressiveness.pairs import ROOM
+from experiments.layouts.figure import SEARCH, Contest, Row, contests
+from optpipe_sim.study.claims import Tables, percent, span
+
+OVER = 2  # times its seconds: who took longer
+
+
+def sentences(tables: Tables) -> Iterator[str]:
+    every = contests(tables("layouts"))
+    yield from _answer(every)
+    yield from _drawn(every)
+    yield from _divisions(every)
+    for one in every:
+        yield _line(one)
+
+
+def _answer(every: Sequence[Contest]) -> Iterator[str]:
+    gains = [median(one.gains) for one in every]
+    first = every[0].seeds[0]
+    toss, seeds = first["toss_up"], len(every[0].seeds)
+    single = [gain for one in every for gain in one.gains]
+    sure = sum(min(one.gains) > toss for one in every)
+    yield (
+        f"On {len(every)} published layouts the fastest plan without a search takes **{percent(median(gains))}** longer than the median of {seeds} searches"
+        f" ({span(gains, percent)}): beyond the {percent(toss)} that the difference of two replays may be off with every seed in {sure}"
+    )
+    yield f"on {len(every)} published layouts with a margin, as Megatron-LM issues work, [{percent(median(gains))}](docs/trained-layouts.md), on a busy machine"
+    users = sum(gain > toss for gain in single)
+    worse = sum(gain < 0 for gain in single)
+    yield (
+        f"Of {len(single)} users, a seed each, {users} gain more than a toss-up, {worse} get a plan that is slower than the one without a search, the least lucky by"
+        f" {percent(max(0.0, -min(single)))}"
+    )
+    rules = [
+        one for one in every if (rule := one.others["rules"]) is not None and rule is one.rival
+    ]
+    yield f"The fastest plan without a search is a published schedule in {len(rules)} and AdaOffload's in {len(every) - len(rules)}"
+    gaps = [one.gap for one in every]
+    yield f"The median plan is {span(gaps, percent)} above the bound of its own division and the chunks that were tried (median {percent(median(gaps))})"
+    spreads = [
+        max(times) / min(times) - 1
+        for one in every
+        if (times := [row["iteration_ns"] for row in one.seeds])
+    ]
+    yield f"the seeds of one layout differ by up to {percent(max(spreads))}"
+    yield f"Every plan leaves {percent(ROOM, 0)} of the memory that driver and libraries leave"
+    yield f"each method has {first['seconds']:g} s and one process"
+    searched = [row for one in every for row in one.seeds]
+    others = [row for one in every for row in one.others.values() if row is not None]
+    yield (
+        f"The machine was busy, most of all while it searched: the searches ran at a load of {_loads(searched)} on two cores, all else at {_loads(others)}, so that a quiet machine"
+        " may find more in the same time"
+    )
+    late = sorted(row["point_s"] for row in others if row["point_s"] > OVER * row["seconds"])
+    yield f"the published schedules of {len(late)} layout had {late[-1]:.0f} s, as one of them takes so long to build"
+
+
+def _loads(rows: Sequence[Row]) -> str:
+    loads = [row["load"] for row in rows]
+    return f"{min(loads)} to {max(loads)} (median {median(loads):.1f})"
+
+
+def _drawn(every: Sequence[Contest]) -> Iterator[str]:
+    toss = every[0].seeds[0]["toss_up"]
+    medians = [median(one.drawn_gains) for one in every]
+    all_of = [gain for one in every for gain in one.drawn_gains]
+    ahead = sum(gain > 0 for gain in all_of)
+    count = len(every[0].seeds[0]["drawn_ns"])
+    yield (
+        f"Where costs are off ({count} draws, for which no plan was made) the fastest plan without a search takes {span(medians, percent)} longer in the median of a layout (median"
+        f" {percent(median(medians))}); the searched plan is the faster one in {percent(ahead / len(all_of), 0)} of the draws, beyond a toss-up in"
+        f" {percent(sum(gain > toss for gain in all_of) / len(all_of), 0)}, and slower by more than a toss-up in {percent(sum(gain < -toss for gain in all_of) / len(all_of), 0)}"
+    )
+    worst = min(every, key=lambda one: median(one.drawn_gains))
+    yield f"the layout that speaks most against searching is `{worst.pair}`: {percent(median(worst.gains))} at the costs given, {percent(median(worst.drawn_gains))} in the median draw"
+
+
+def _divisions(every: Sequence[Contest]) -> Iterator[str]:
+    ours = [row for one in every for row in one.seeds]
+    others = [row for one in every for row in one.others.values() if row is not None]
+    yield (
+        f"With layers divided anew for the plan's chunks {sum(row['division'] == 'anew' for row in ours)} of {len(ours)} searched plans are faster than with the given stages cut, and"
+        f" {sum(row['division'] == 'anew' for row in others)} of {len(others)} others"
+    )
+
+
+def _line(one: Contest) -> str:
+    rival = one.rival
+    assert rival is not None
+    row = sorted(one.seeds, key=lambda row: row["iteration_ns"])[len(one.seeds) // 2]
+    uses = [
+        word for word, key in (("offloads", "offloaded"), ("recomputes", "recomputed")) if row[key]
+    ]
+    method = rival["schedule"] if rival["method"] != SEARCH else ""
+    return f"| `{one.pair}` | `{method}` | {span(one.gains, percent)} | {percent(median(one.drawn_gains))} | {' and '.join(uses) or 'neither'} | {percent(one.gap)} |"
