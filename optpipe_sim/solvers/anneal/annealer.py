@@ -206,7 +206,8 @@ def _slow_visits(search: Visits, seed: int) -> Iterator[Visit]:
     for turn, visit in enumerate(count(seed), 1):
         heat, share, from_best = SLOW[visit % len(SLOW)]
         start = search.plan if from_best else search.starts[visit % len(search.starts)][2]
-        yield Visit(heat, effort(share, start), 0.0, from_best, start.copy())
+        passing = 0.0 if search.problem.profile.alike else SLOW_PASSING[2]
+        yield Visit(heat, effort(share, start), passing, from_best, start.copy())
         if passes and turn % len(SLOW) == 0:
             heat, share, passing = SLOW_PASSING
             yield Visit(heat, effort(share, search.plan), passing, True, search.plan.copy())

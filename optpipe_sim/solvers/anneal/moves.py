@@ -336,7 +336,7 @@ def _let_pass(plan, costs, t, code):
     unit, kind = code & ((1 << high) - 1), code >> high
     stage, micro = unit >> low, unit & ((1 << low) - 1)
     first = unit if kind in (F, O) else unit | B << high
-    if first >> low == 0:
+    if first >> low == 0 and not costs.differ:
         return -1, -1  # from the very first F on this only renames microbatches
     far = np.random.randint(1, 3 if np.random.random() < 0.7 else m + 1)
     if np.random.random() < 0.5:

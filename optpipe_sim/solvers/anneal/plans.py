@@ -69,6 +69,7 @@ class Costs(NamedTuple):
     hidden: (
         np.ndarray
     )  # (stages of F, stages of the backward) what a pair takes less than its two ops, at most
+    differ: bool  # whether microbatches do, so that their order is part of a plan
     microbatches: int
     low: int  # bit at which the stage begins in a code
     high: int  # bit at which the kind begins
@@ -126,6 +127,7 @@ def make_costs(problem: Problem) -> Costs:
         copyable=copyable,
         pairs=True if problem.may_pair else None,
         hidden=profile.hidden_ns(*np.indices((stages, stages))),
+        differ=not profile.alike,
         microbatches=shape.units,
         low=low,
         high=high,

@@ -117,3 +117,33 @@ def test_any_microbatch_may_be_first_where_they_differ(factors: tuple[int, int])
     assert (found.status, found.objective_ns) == ("optimal", 2 + 24 + 2)
     assert found.schedule is not None
     assert found.schedule.flat_programs[0][0].microbatch == factors.index(1)
+
+
+@pytest.mark.parametrize(
+    ("times", "hidden", "factors"),
+    [
+        ((5, 5, 1), 4, (1.5, 2, 2, 1.5)),
+        ((3, 6, 1), 4, (1.5, 0.5, 2, 2)),
+        ((3, 4, 4), 2, (1, 1, 0.5, 0.5)),
+    ],
+)
+def test_the_search_finds_the_order_of_microbatches_and_the_pairs_together(
+    times: tuple[int, int, int], hidden: int, factors: tuple[float, ...]
+) -> None:
+    f, b, w = (100 * time for time in times)
+    stages = {"t_f_ns": f, "t_b_ns": b, "t_w_ns": w, "act_bytes": 4, "w_bytes": 2}
+    profile = load_profile(
+        {
+            "devices": 2,
+            "stages": stages,
+            "pair_hidden_ns": 100 * hidden,
+            "microbatch_time": list(factors),
+        }
+    )
+    proven = solve_cpsat(make_problem(profile, 4), 60.0)
+    assert proven.status == "optimal"
+    found = [
+        solve(profile, 4, engine="search", evaluations=20_000, chunks="own", published=False, seed=seed).objective_ns
+        for seed in (0, 1)
+    ]  # fmt: skip
+    assert min(found) == proven.objective_ns
