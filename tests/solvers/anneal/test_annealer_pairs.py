@@ -26,13 +26,13 @@ def profile(devices: int, **more: object) -> CostProfile:
 
 @pytest.mark.parametrize("limit", [None, 120])
 def test_on_one_device_all_but_the_first_forward_run_in_pairs(limit: int | None) -> None:
-    """m of each op less one pair's gain for each forward but the first, which has no backward to run with."""
+    """m of each op less one pair's gain for each forward but the first, which has no backward to run with, as the bound knows."""
     found = solve(profile(1), 6, limit, "search", evaluations=20_000, chunks="own", published=False)
     assert found.schedule is not None
     assert found.objective_ns == 6 * 300 - 5 * 60
     assert int(found.schedule.paired.sum()) == 5
     assert check(found.schedule, profile(1), limit) == []
-    assert found.lower_bound_ns == found.objective_ns  # it is known that the first one hides nothing
+    assert found.lower_bound_ns == found.objective_ns
 
 
 def test_pairs_beat_what_is_proven_to_be_best_without_them() -> None:
