@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from .errors import InvalidSchedule, ProfileError
+from .errors import InvalidSchedule, OptPipeError, ProfileError
 from .execution import load_execution
 from .files import plain, read_mapping
 from .profile import CostProfile
@@ -31,8 +31,15 @@ _STAGE_BYTES = ("act", "w", "offload", "static", "kv")
 _OTHERS = {
     "programs": "a schedule, not a profile: are the two arguments swapped?",
     "model_type": "a config of Hugging Face, not a profile; estimate --model makes one of it",
+    "hidden": "a short config of a model, not a profile; estimate --model makes one of it",
+    "peak_tflops": "a machine file, not a profile; estimate --machine takes it",
+    "rows": "a file of measurements, not a profile; --calibrate takes it",
+    "traceEvents": "a trace, not a profile; import --from torch-trace makes one of a measured one",
     "options": "a plan that was exported, not a profile; give the profile that it was exported with",
 }
+
+
+_LOGS = (".log", ".out", ".err", ".txt")
 
 
 def load_profile(source: str | os.PathLike[str] | Mapping[str, Any]) -> CostProfile:
@@ -46,7 +53,15 @@ def load_profile(source: str | os.PathLike[str] | Mapping[str, Any]) -> CostProf
         return _profile(source)
     if not isinstance(source, str | os.PathLike):
         raise ProfileError(f"profile: expected a path or a mapping, got a {type(source).__name__}")
-    data = read_mapping(source)
+    try:
+        data = read_mapping(source)
+    except OptPipeError:
+        if str(source).endswith(_LOGS):
+            raise ProfileError(
+                f"{source}: is not a profile (YAML or JSON); import --from megatron-log makes one of a log with"
+                " timers, evaluate --log compares any"
+            ) from None
+        raise
     for key, what in _OTHERS.items():
         if key in data and "devices" not in data:
             raise ProfileError(f"{source}: is {what}")

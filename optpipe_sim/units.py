@@ -10,7 +10,7 @@ from html import escape
 from operator import index
 from typing import Any
 
-from .errors import OptPipeError, ProfileError
+from .errors import OptPipeError, ProfileError, hint_for
 
 Size = int | str  # bytes, or ``24GiB``
 TIME_UNITS = {"_s": 10**9, "_ms": 10**6, "_us": 10**3, "_ns": 1}
@@ -233,7 +233,9 @@ def format_time(time_ns: float, digits: int = 4) -> str:
     """Write nanoseconds with a unit: ``1.234 s``, ``18.5 ms``."""
     for unit, factor in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
         if abs(time_ns) >= factor:
-            return f"{time_ns / factor:.{digits}g} {unit}"
+            text = f"{time_ns / factor:.{digits}g}"
+            whole = "e" in text and abs(time_ns) < 10**15
+            return f"{time_ns / factor:.0f} {unit}" if whole else f"{text} {unit}"
     return f"{time_ns:.{digits}g} ns"
 
 
@@ -370,4 +372,6 @@ class Reader:
 
     def finish(self, known: str) -> None:
         for key in self.left:
-            raise self.fail(str(key), f"unknown key; known are {known}")
+            raise self.fail(
+                str(key), f"unknown key; {hint_for(str(key), re.split(', | or ', known))}"
+            )

@@ -35,7 +35,7 @@ BAD_PROFILES: list[tuple[str, Any, str]] = [
     ("devices", 2.5, "devices: expected a whole number"),
     ("devices", True, "devices: expected a whole number, got True"),
     ("chunks", 0, "chunks: must be a whole number from 1 to 4096, got 0"),
-    ("chunk", 2, "chunk: unknown key; known are name, devices, chunks"),
+    ("chunk", 2, "chunk: unknown key; did you mean chunks?"),
     ("name", 7, "name: expected a text, got 7"),
     ("stages", ..., "stages: missing"),
     ("stages", 3, "stages: expected a mapping or a list of 2, got 3"),
@@ -50,7 +50,7 @@ BAD_PROFILES: list[tuple[str, Any, str]] = [
     ("stages.t_b_ms", float("inf"), "stages.t_b_ms: expected a finite number, got inf"),
     ("stages.t_b_ms", "5", "stages.t_b_ms: expected a number, got '5'"),
     ("stages.t_b_ms", None, "stages.t_b_ms: expected a number, got None"),
-    ("stages.t_f_hours", 1, "stages.t_f_hours: unknown key; known are t_f_ms"),
+    ("stages.t_f_hours", 1, "stages.t_f_hours: unknown key; did you mean t_f_ms?"),
     ("stages.t_f_us", 1, "stages.t_f_us: given twice, also as t_f_ms"),
     ("stages.act_gb", 1, "stages.act_gb: unknown key"),
     ("stages.act_mib", -1, "stages.act_mib: must be at least 0, got -1"),
@@ -92,7 +92,7 @@ BAD_PROFILES: list[tuple[str, Any, str]] = [
     ("offload.devices_per_node", 3, "offload.devices_per_node: must be from 1 to 2, got 3"),
     ("offload.host_limit_gib", -1, "offload.host_limit_gib: must be at least 0, got -1"),
     ("offload.host_limit_gib", 2**63, "offload.host_limit_gib: 9223372036854775808 is 9.007e+15 TiB, more than any device has"),
-    ("offload.engines", 1, "offload.engines: unknown key; known are t_offload_ms or d2h_gb_per_s"),
+    ("offload.engines", 1, "offload.engines: unknown key; did you mean copy_engines?"),
 ]  # fmt: skip
 
 

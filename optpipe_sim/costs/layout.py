@@ -85,7 +85,9 @@ class Layout:
         for key in ("devices", "tp", "cp", "ep", "dp", "chunks"):
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**20:
-                raise OptPipeError(f"{key}: must be a whole number of at least 1, got {value!r}")
+                raise OptPipeError(
+                    f"{key}: must be a whole number from 1 to 1048576, got {value!r}"
+                )
         if self.zero not in (0, 1, 2, 3):
             raise OptPipeError(f"zero: expected 0, 1, 2 or 3, got {self.zero!r}")
         if self.devices % (self.tp * self.cp):

@@ -373,7 +373,7 @@ def check_work(model: Model, work: Work) -> None:
     for key in ("microbatch", "seq", "tp", "cp", "ep"):
         value = getattr(work, key)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
-            raise OptPipeError(f"{key}: must be a whole number of at least 1, got {value!r}")
+            raise OptPipeError(f"{key}: must be a whole number from 1 to 16777216, got {value!r}")
     require_modules(work.recompute, model, work.exchange)
     if work.exchange not in EXCHANGES:
         raise OptPipeError(f"exchange: expected {', '.join(EXCHANGES)}, got {work.exchange!r}")

@@ -279,3 +279,13 @@ def test_what_evaluate_says_of_a_log(command_line) -> None:
 def test_bad_calls_with_a_log(command_line, line: str, problem: str) -> None:
     log_at(Path(), log_of({}))
     assert problem in command_line(line).complaint
+
+
+@pytest.mark.parametrize("more", ["--vpp 2", "--pp 8", "--pipeline-model-parallel-size 8"])
+def test_layers_and_groups_of_the_log_are_those_of_its_stages(command_line, more: str) -> None:
+    changes = {"virtual_pipeline_model_parallel_size": 5, "microbatch_group_size_per_vp_stage": 8}
+    Path("run.log").write_text(log_of(changes))
+    if more != "--vpp 2":
+        more += " --chunks 1"
+    answer = command_line(f"evaluate --log run.log --machine h100 {more}")
+    assert answer.code == 0, answer.err

@@ -121,6 +121,9 @@ def expanded(words: Sequence[str]) -> list[str]:
     found = read_run(path)
     given = {word.partition("=")[0] for word in words}
     said = dict(found.options)
+    if given & {"--pp", "--chunks"}:  # its layers and groups are those of its own stages
+        said.pop("--layers", None)
+        said.pop("--schedule", None)
     if given & {"-m", "--microbatches"}:
         said.pop("--global-batch")
     if not given & {"--measured-ms", "--measured-tokens-per-s"}:
