@@ -145,7 +145,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: advise(MODEL, "h100", "8", 8, 1024), "gpus: must be a whole number of at least 1, got '8'"),  # type: ignore[arg-type]
     (lambda: advise(MODEL, "h100", 8, 8, 1024, memory_limit="big"), "memory limit: 'big' is not a size"),
     (lambda: advise(MODEL, "h100", 8, 8, 1024, tp="2"), "tp: "),  # type: ignore[arg-type]
-    (lambda: estimate(MODEL, "h100", "8"), "devices: must be a whole number of at least 1, got '8'"),  # type: ignore[arg-type]
+    (lambda: estimate(MODEL, "h100", "8"), "devices: must be a whole number from 1 to 1048576, got '8'"),  # type: ignore[arg-type]
     (lambda: estimate(MODEL, "h100", 8, seq=[1]), "seq: must be a whole number"),  # type: ignore[arg-type]
     (lambda: evaluate(MODEL, "h100", 8, 1024, microbatches="4"), "microbatches: must be a whole number"),  # type: ignore[arg-type]
     (lambda: T.plot("10 apples"), "'10 apples' is no instant"),
