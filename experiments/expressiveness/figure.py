@@ -22,7 +22,8 @@ OPTIONS = {
     "megatron+order": ("megatron", "any order from a file"),
     "megatron+V": ("megatron", "V-shaped schedules"),
     "megatron+split": ("megatron", "ZB-H1 and ZB-H2"),
-    "megatron+stages": ("megatron", "recompute, a level per stage"),
+    "megatron+levels": ("megatron", "finer levels of recomputation"),
+    "megatron+stages": ("megatron", "a level for each stage"),
     "torchtitan+levels": ("torchtitan", "recompute by activation"),
     "torchtitan+offload": ("torchtitan", "offload by activation"),
 }
