@@ -18,7 +18,7 @@ from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.errors import InvalidSchedule, NoSolution, OutOfMemory
 from optpipe_sim.ops import BW, B, F, O, Op, R, W
 from optpipe_sim.schedule import validate
-from optpipe_sim.schedules.adaoffload.adaoffload import SETTINGS, adaoffload, state
+from optpipe_sim.schedules.adaoffload.adaoffload import SETTINGS, adaoffload, progress
 from optpipe_sim.schedules.adaoffload.runs import Problem, Setting
 from optpipe_sim.schedules.adaoffload.waves import WAVES, Wave, play
 
@@ -50,8 +50,8 @@ def test_no_setting_deadlocks_and_the_replay_is_never_later(
     )
     if profile.links == "latency":
         claimed = np.concatenate(run.log)
-        assert (trace.start_ns <= claimed[:, state.START]).all()
-        assert (trace.end_ns <= claimed[:, state.END]).all()
+        assert (trace.start_ns <= claimed[:, progress.START]).all()
+        assert (trace.end_ns <= claimed[:, progress.END]).all()
 
 
 @settings(deadline=None, max_examples=40)
