@@ -64,10 +64,11 @@ SHARES = ("gemm", "attention", "bandwidth")  # of what kernels could reach
 # kernels.
 APART = 1.5
 # Where such times are fitted too, what is likely before anything is measured counts as well: times up to all of the
-# shortest iteration or op, shares within a factor of e of the machine's. It decides where measurements do not. Beside
+# shortest iteration or op, shares within a factor of 1.5 of the machine's (the logarithm of which is `LIKELY`). It decides where measurements do not. Beside
 # it a measurement counts as estimates at rates fitted to one run are off on other splits of that model: by up to 6 %
 # (five of BigScience's).
-OFF, LIKELY = 0.06, 1.0
+OFF, LIKELY = 0.06, 0.4
+ALIKE = 0.02  # iterations whose estimates are as near need no further rate
 NOISE = 0.05  # errors beyond it count less than their square
 _GIB = 2**30
 
@@ -158,6 +159,9 @@ def calibrate(
 ) -> Calibration:
     """Fit rates of the machine to measurements, by least squares on the logarithms.
 
+    A time beside kernels (`TIMES`) is fitted only where an iteration is further than `ALIKE` from what shares say: a second run that the
+    first one all but predicts is no reason for another rate, which would move the estimates of other runs.
+
     Args:
         source: the origin of the measurements, for the provenance of profiles.
         names: the rates to fit; by default those that the measurements determine (`determined`).
@@ -165,14 +169,28 @@ def calibrate(
     Raises:
         OptPipeError: without measurements, or for a rate that cannot be fitted.
     """
-    from scipy.optimize import least_squares
-
     if not measurements:
         raise OptPipeError("calibrate: no measurements")
-    names = determined(measurements, machine.rates) if names is None else names
-    for name in names:
+    for name in names or ():
         if name not in BOUNDS:
             raise OptPipeError(f"calibrate: {name}: known rates are {', '.join(BOUNDS)}")
+    if names is not None:
+        return _fitted(measurements, machine, source, names)
+    names = determined(measurements, machine.rates)
+    shares = [name for name in names if name not in TIMES]
+    alone = _fitted(measurements, machine, source, shares)
+    off = (abs(one.error) for one in alone.after if one.kind == "iteration")
+    if shares == names or max(off) <= ALIKE:
+        return alone
+    return _fitted(measurements, machine, source, names)
+
+
+def _fitted(
+    measurements: Sequence[Measurement], machine: Machine, source: str, names: Sequence[str]
+) -> Calibration:
+    """Fit these rates, by least squares on the logarithms."""
+    from scipy.optimize import least_squares
+
     start = machine.rates
     bounds = _bounds(names, measurements, start)
     low, high = (np.array([bound[at] for bound in bounds]) for at in (0, 1))
@@ -188,8 +206,8 @@ def calibrate(
         off = np.log([one.predict(rates) for one in measurements]) - measured
         if not timed.any():
             return off
-        beside = [*values[timed] / high[timed], *np.log(values[shares] / inside[shares])]
-        return np.concatenate([off, OFF / LIKELY * np.array(beside)])
+        beside = [*values[timed] / high[timed], *np.log(values[shares] / inside[shares]) / LIKELY]
+        return np.concatenate([off, OFF * np.array(beside)])
 
     found = least_squares(
         errors,

@@ -16,7 +16,7 @@ from experiments.costs_runs.fit import (
     fit_fp8_h100,
     layout_of,
 )
-from experiments.costs_runs.kernels import kernels
+from experiments.costs_runs.kernels import PARTS, kernels
 from experiments.costs_runs.report import Pair, _right, arms, judged, report_text
 from experiments.costs_runs.run import compare, data_text, held_out, plain_table, table_text
 from optpipe_sim.costs import estimate, load_machine, load_model
@@ -406,3 +406,5 @@ def test_kernels_explain_the_source_that_is_furthest_off() -> None:
     h100 = next(row for row in kernels() if row["machine"] == "h100-sxm")
     assert h100["left_out_error"] < 0.1 < 0.2 < h100["error"]
     assert h100["attention_reached"] < h100["attention"] / 2
+    shipped = load_machine("h100-sxm-mosaicml").rates
+    assert all(getattr(shipped, key) == h100[f"{key}_reached"] for key in PARTS)

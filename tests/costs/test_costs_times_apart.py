@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optpipe_sim.costs import estimate, load_machine
-from optpipe_sim.costs.calibrate import Measurement, Setup, calibrate, determined, run
+from optpipe_sim.costs.calibrate import ALIKE, Measurement, Setup, calibrate, determined, run
 from optpipe_sim.costs.layer import Gemm
 from optpipe_sim.costs.machines import Rates
 from optpipe_sim.costs.provenance import iteration_ns
@@ -124,6 +124,27 @@ def test_a_second_true_measurement_never_makes_it_worse(
     one, two = (calibrate(rows[:number], A100, "some") for number in (1, 2))
     worst = [max(abs(_off(other, found.rates)) for other in others) for found in (one, two)]
     assert worst[1] <= worst[0] + 0.015
+
+
+@given(
+    st.floats(0.4, 0.75),
+    st.floats(0.35, 0.65),
+    st.floats(0.5, 0.85),
+    st.sampled_from([(1, 2), (1, 8), (2, 4), (4, 32)]),
+)
+@settings(max_examples=10)
+def test_a_second_measurement_that_the_first_one_predicts_adds_no_rate(
+    gemm: float, attention: float, bandwidth: float, second: tuple[int, int]
+) -> None:
+    """Whatever the truth is: another rate would move other runs for what is noise."""
+    true = replace(A100.rates, gemm=gemm, attention=attention, bandwidth=bandwidth)
+    rows = [_measured(true, 1, 32), _measured(true, *second)]
+    one, two = (calibrate(rows[:number], A100, "some") for number in (1, 2))
+    if abs(_off(rows[1], one.rates)) < ALIKE:
+        assert two.names == one.names
+    others = [_measured(true, *other) for other in ((1, 16), (2, 16), (2, 8))]
+    worst = [max(abs(_off(other, found.rates)) for other in others) for found in (one, two)]
+    assert worst[1] <= worst[0] + ALIKE
 
 
 def test_measurements_alike_determine_one_rate() -> None:
