@@ -289,3 +289,6 @@ def test_layers_and_groups_of_the_log_are_those_of_its_stages(command_line, more
         more += " --chunks 1"
     answer = command_line(f"evaluate --log run.log --machine h100 {more}")
     assert answer.code == 0, answer.err
+    assert "what was measured ran otherwise" in answer.out
+    same = command_line("evaluate --log run.log --machine h100 --pp 4 --chunks 5 --tp 8")
+    assert "otherwise" not in same.out

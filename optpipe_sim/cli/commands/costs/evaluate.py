@@ -178,7 +178,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     out.result({**found.to_json(), **log, **hinted, "files": files})
     _show(out, found, [] if out.json or out.quiet else _lighter(found, again))
     if logged is not None:
-        _show_log(out, arguments.run_log, logged)
+        _show_log(out, arguments, logged)
     from ...outputs.show import show_hints, written
 
     show_hints(out, hints)
@@ -324,15 +324,42 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
         out.print(Text(f"          {text}", style), soft_wrap=True)
 
 
-def _show_log(out: Out, path: str, logged: MegatronRun) -> None:
+# what every log of arguments says, by its silence as well
+_SAID = (
+    "--gpus", "--pp", "--tp", "--cp", "--ep", "--chunks", "--zero", "--microbatch", "--global-batch", "--seq",
+    "--recompute", "--dtype",
+)  # fmt: skip
+
+
+def _changed(arguments: argparse.Namespace, logged: MegatronRun) -> list[str]:
+    """Return the options that were given beside a log that has other values of them."""
+    parser = arguments.parsers["evaluate"]
+    found = []
+    for option in (word.partition("=")[0] for word in arguments.words):
+        if option not in _SAID:
+            continue
+        action = parser._option_string_actions[option]
+        said = logged.options.get(option, action.default)
+        theirs = parser._get_value(action, said) if isinstance(said, str) else said
+        if theirs != getattr(arguments, action.dest):
+            found.append(f"{option} ({said} in the log)")
+    return found
+
+
+def _show_log(out: Out, arguments: argparse.Namespace, logged: MegatronRun) -> None:
     """Print the options that the log stands for, and what it has that these cannot say."""
     from ....units import counted
     from ...outputs.show import labelled, line
 
     words = [word for option, value in logged.options.items() for word in (option, value) if word]
-    labelled(out, f"read from {path}", shlex.join(words))
+    labelled(out, f"read from {arguments.run_log}", shlex.join(words))
     text = f"median of {counted(logged.iterations, 'iteration')}"
     labelled(out, "measured", f"{text}, those with the last global batch size, without the first")
+    if changed := _changed(arguments, logged):
+        out.print(
+            f"warning: what was measured ran otherwise: {', '.join(changed)}; it says nothing of this run",
+            soft_wrap=True,
+        )
     for note in logged.notes:
         line(out, "not read", note)
 

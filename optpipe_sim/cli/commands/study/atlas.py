@@ -226,7 +226,7 @@ def _check(arguments: argparse.Namespace, out: Out) -> int:
     from ....atlas.proofs import CLOSED, LP, PROOFS, proven
     from ....atlas.verify import problems
     from ....errors import OptPipeError
-    from ....units import format_times
+    from ....units import counted, format_times
 
     found = _chosen(arguments)
     if not found:
@@ -264,11 +264,13 @@ def _check(arguments: argparse.Namespace, out: Out) -> int:
     for name, said in wrong.items():
         for problem in said:
             out.print(f"✗ {name}: {problem}", soft_wrap=True)
-    good = f"{answer['schedules']} schedules checked, {confirmed} of {answer['bounds']} bounds computed again"
+    checked = counted(answer["schedules"], "schedule")
+    bounds = counted(answer["bounds"], "bound")
+    good = f"{checked} checked, {confirmed} of {bounds} computed again"
     if wrong:
         out.print(f"{len(wrong)} of {len(found)} instances have problems", soft_wrap=True)
         return NO
-    out.print(f"✓ {len(found)} instances: {good}", soft_wrap=True)
+    out.print(f"✓ {counted(len(found), 'instance')}: {good}", soft_wrap=True)
     if not arguments.lp and any(one.bound and one.bound.how == LP for one in found):
         out.hint("optpipe-sim atlas check --lp: the configuration LP's bounds, too")
     kinds = {one.bound.how for one in found if one.bound} - set(PROOFS)
