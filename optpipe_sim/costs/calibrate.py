@@ -34,7 +34,7 @@ MEMORY = "memory"  # the kind of measurement that is no time
 # The rates that each kind of measurement determines, and the bounds of plausible ones.
 FITTED = {
     "time": ("gemm", "bandwidth"),
-    "hop": ("p2p",),
+    "message": ("p2p",),
     "iteration": ("overhead",),
     MEMORY: ("memory_factor", "working_set"),
 }
@@ -96,7 +96,7 @@ class Measurement:
 
     Attributes:
         label: its name, for people.
-        kind: ``time`` (of an op), ``hop``, ``iteration`` or ``memory``.
+        kind: ``time`` (of an op), ``message``, ``iteration`` or ``memory``.
         value: in ms or GiB.
         predict: the same number as estimated at some rates.
         flash: the attention was a fused kernel, so that its rate matters.
@@ -289,7 +289,11 @@ def op_times(setup: Setup, machine: Machine, measured: Mapping[str, float]) -> l
     label = _label(setup)
     return [
         Measurement(
-            f"{label} {key}", "hop" if key == "t_comm_ms" else "time", value, predict(key), flash
+            f"{label} {key}",
+            "message" if key == "t_comm_ms" else "time",
+            value,
+            predict(key),
+            flash,
         )
         for key, value in measured.items()
     ]

@@ -26,7 +26,7 @@ from .pairs import layer_streams
 from .parallelism import (
     check_work,
     decoder_counts,
-    hop,
+    message_ns,
     mtp_stage,
     offloading,
     split_layers,
@@ -137,7 +137,7 @@ def estimated(
     apart = (items or work.pairs != "none") and work.slices == 1
     own = plan.items(with_levels) if apart else []
     moved, _ = offloading([one.cost for one in own], machine, layout, offload)
-    latency, occupancy = hop(model, machine, layout, plan.work)
+    latency, occupancy = message_ns(model, machine, layout, plan.work)
     p = layout.pipeline
     made = CostProfile(
         name=name or f"{model.name}-{machine.name}-p{p}-tp{work.tp}-s{work.seq}-b{work.microbatch}",

@@ -202,7 +202,7 @@ def stage_kinds(model: Model, counts: Sequence[int]) -> list[tuple[int, int]]:
     return kinds
 
 
-def hop(model: Model, machine: Machine, layout: Layout, work: Work) -> tuple[int, int]:
+def message_ns(model: Model, machine: Machine, layout: Layout, work: Work) -> tuple[int, int]:
     """Return latency and occupancy of one message between stages, in ns.
 
     A profile has one number for all messages: their mean, so that sums along the pipeline are right.

@@ -32,7 +32,7 @@ COMMON = those(lambda entry: entry.common)
 LOSS = 0.05  # share of an iteration; smaller losses are not reported as its limit
 LIMITS = {  # the causes of the parts of an iteration
     "bubble": ("bubble", "imbalance"),
-    "communication": ("collectives", "hops", "gradients"),
+    "communication": ("collectives", "messages", "gradients"),
     "memory": ("recompute", "waiting for memory"),
     "copies": ("reloads",),
 }
@@ -469,7 +469,7 @@ def _parts(row: Row, question: Question) -> dict[str, float]:
         "recompute": busy * again,
         "bubble": waiting - imbalance,
         "imbalance": imbalance,
-        "hops": idle["communication"],
+        "messages": idle["communication"],
         "waiting for memory": idle["memory"],
         "reloads": idle["reload"],
         "gradients": gradients / total,
