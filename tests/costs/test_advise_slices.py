@@ -82,6 +82,20 @@ def test_finds_what_an_exhaustive_search_finds(limit: int) -> None:
     assert any("slices" in doubt for doubt in found.doubts(found.rows[0]))
 
 
+def test_a_name_keeps_its_options_beside_the_slices() -> None:
+    asked = question(pp=(4,), chunks=(2,), slices=(2,))
+    shapes = (shape for choice in asked.choices() for shape, _ in asked.shapes(choice))
+    profile = profile_of(asked, next(shape for shape in shapes if shape.chunks == 2))
+    assert profile.slices == 2
+    for name in ("gis", "gis:group=4", "gis:group=8"):
+        said, trace = replayed(profile, 16, name)
+        assert said == f"{name},slices=2" if ":" in name else f"{name}:slices=2"
+        again = replayed(profile, 16, said)
+        assert (again[0], again[1].schedule) == (said, trace.schedule)
+    fours, eights = (replayed(profile, 16, f"gis:group={size}")[1] for size in (4, 8))
+    assert fours.schedule != eights.schedule
+
+
 def test_what_holds_too_much_for_certain_is_not_replayed() -> None:
     found = advise(
         MODEL, "h100", **LONG, **SPLIT, slices=(1, 4, 8), schedules=NAMES, tolerance=0.0,

@@ -94,10 +94,12 @@ def replayed(
     limit = min(profile.limits() or (0,))
     if base in LOOP:
         options["chunks"] = profile.chunks
-        if profile.slices > 1:
-            options["slices"], name = profile.slices, f"{base}:slices={profile.slices}"
+        if profile.slices > 1 and "slices" not in options:
+            name = _with(name, f"slices={profile.slices}")
+            options["slices"] = profile.slices
     elif base in (FITTED_ROOMY, FITTED["vee"]) and "limit" not in options:
-        options["limit"], name = limit, f"{base}:limit={size_text(limit)}"
+        name = _with(name, f"limit={size_text(limit)}")
+        options["limit"] = limit
     few = 2 * profile.devices
     if base not in PLANNED and microbatches >= 2 * few and profile.devices > 1:
         trace = trace_of(build(base, profile, few, **options), profile, enforce=False)
@@ -109,9 +111,14 @@ def replayed(
     return name, trace_of(schedule, profile, base in UNDER_LIMIT)
 
 
+def _with(name: str, option: str) -> str:
+    """Return a schedule's name with one more option."""
+    return f"{name}{',' if ':' in name else ':'}{option}"
+
+
 def replayed_freely(profile: CostProfile, microbatches: int, name: str) -> Trace:
-    """Replay a named schedule without enforcing the profile's limit (unless the schedule plans for it);
-    return also whether it fits.
+    """Replay a named schedule without enforcing the profile's limit, unless the schedule plans for it; the trace's
+    `fits` says whether it keeps the limit.
 
     Raises:
         OptPipeError: where the schedule does not admit the profile, or nothing keeps the limit.
@@ -124,7 +131,7 @@ def replayed_freely(profile: CostProfile, microbatches: int, name: str) -> Trace
 
 
 def trace_of(schedule: Schedule, profile: CostProfile, enforce: bool) -> Trace:
-    """Return the replay of a schedule, and whether it keeps the limits, the host's included.
+    """Return the replay of a schedule; its `fits` says whether it keeps the limits, the host's included.
 
     Raises:
         OptPipeError: where it does not go through with the limit enforced.
