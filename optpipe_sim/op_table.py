@@ -29,6 +29,11 @@ def apart(level: Level) -> Level:
     return 2 * level
 
 
+def level_of(treatment: Level) -> Level:
+    """Return the level (from 1) at which a treatment recomputes; 0 for `KEEP`."""
+    return (treatment + 1) // 2
+
+
 class OpTable(NamedTuple):
     """Arrays (kinds, stages, treatments), int64 but for `asks`.
 

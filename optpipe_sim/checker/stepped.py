@@ -187,7 +187,7 @@ class _World:
 
     def send(self, op: Op, pair: tuple[int, int], after: int) -> None:
         leaves = after if self.profile.links == "blocking" else self.now
-        if self.profile.links == "serial":
+        if self.profile.serial_links:
             leaves = max(leaves, self.pair_free.get(pair, 0))
             self.pair_free[pair] = leaves + self.profile.occupancy_ns
         self.arrival[op] = leaves + self.profile.occupancy_ns + self.profile.latency_ns

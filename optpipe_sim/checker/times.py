@@ -125,7 +125,7 @@ def _arrivals(facts: _Facts) -> dict[tuple[Op, Op], int]:
     for messages in sent.values():
         free = 0
         for ready, need, op in sorted(messages):
-            leaves = max(ready, free) if facts.profile.links == "serial" else ready
+            leaves = max(ready, free) if facts.profile.serial_links else ready
             if facts.profile.links == "blocking" and facts.costs.ahead.get(need) in sending:
                 leaves += facts.profile.occupancy_ns  # the F of its pair has sent first
             free = leaves + facts.profile.occupancy_ns

@@ -365,6 +365,11 @@ class CostProfile:
         return -(-self.devices // self.devices_per_node)
 
     @property
+    def serial_links(self) -> bool:
+        """Whether a link carries one message at a time, per direction and pair of devices."""
+        return self.links == "serial"
+
+    @property
     def sending_ns(self) -> int:
         """How long a message keeps the compute stream of its sender busy."""
         return self.occupancy_ns if self.links == "blocking" else 0

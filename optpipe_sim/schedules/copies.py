@@ -18,7 +18,7 @@ from ..ops import OpKind
 from ..profile import CostProfile
 from ..schedule import Schedule, encode
 from ..sim import simulate
-from ..sim.links import link_keys
+from ..sim.host_links import link_keys
 from .copy_slots import NONE, plan_slots
 
 ROUND_TRIPS = 3  # an activation whose lifetime is not longer than this stays on the device

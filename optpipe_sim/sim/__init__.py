@@ -11,7 +11,7 @@ from ..schedule import Schedule, validate
 from ..schedule.fused import require_known
 from ..trace import Trace
 from ..units import Size, counted, format_sizes, size_above
-from .links import check_link_order
+from .host_links import check_link_order
 
 
 def simulate(

@@ -16,7 +16,7 @@ from ..ops import O, R
 from ..profile import CostProfile
 from ..schedule import Schedule
 from . import paths
-from .links import link_keys
+from .host_links import link_keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ def build_graph(
         add(one[waits[1]], grant_node[waits[0]])
     waiting, needed = waiting[across], needed[across]
     messages = 0
-    if profile.links == "serial":
+    if profile.serial_links:
         messages = len(needed)
         pair = schedule.devices[needed] * profile.devices + schedule.devices[waiting]
         order = np.lexsort((needed, pair))

@@ -16,7 +16,7 @@ from ..schedule import Schedule, validate
 from ..trace import Trace
 from . import require_limit
 from .graph import Graph, build_graph, given_order, shared_links
-from .links import check_link_order
+from .host_links import check_link_order
 from .replay import explain_deadlock, run_events
 from .waits import find_waits
 

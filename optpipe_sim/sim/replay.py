@@ -11,7 +11,7 @@ from ..schedule import Schedule
 from . import events
 from .event_state import Ops, World
 from .graph import build_graph, given_order, shared_links
-from .links import link_keys
+from .host_links import link_keys
 
 Times = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -78,7 +78,7 @@ def run_events(
             np.array([number[key] for key in keys], np.int64).reshape(-1, 2),
             np.cumsum([0, *map(len, link_rows)]),
             np.array([row for rows in link_rows for row in rows], np.int64),
-            profile.links == "serial",
+            profile.serial_links,
             profile.latency_ns,
             profile.occupancy_ns,
             profile.sending_ns,

@@ -21,7 +21,7 @@ from ..ops import COMPUTE, O, R
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..units import format_size, format_time
-from .links import link_keys
+from .host_links import link_keys
 
 _LINKS_LAST = 2  # SimPy's own events have priority 0 and 1
 _Process = Generator[simpy.Event, Any, None]
@@ -269,7 +269,7 @@ class _Run:
         target = self.sends_to[row]
         if target >= 0:
             depart = now
-            if self.profile.links == "serial":
+            if self.profile.serial_links:
                 pair = (self.device[row], target)
                 depart = max(now, self.pair_free.get(pair, 0))
                 self.pair_free[pair] = depart + self.profile.occupancy_ns

@@ -17,7 +17,7 @@ from ..profile import CostProfile
 from ..schedule import Levels, Schedule, Shape
 from ..schedule.fused import fuse
 from ..sim import require_limit, simulate
-from ..sim.links import link_keys
+from ..sim.host_links import link_keys
 from ..trace import OBJECTIVES, Trace
 from ..units import Size, format_size
 from .treatments import require_alike, restrict, treatments_of

@@ -247,7 +247,7 @@ class Trace:
         later = self.schedule.second[needed] & sends[needed - 1]
         ready = self.end_ns[needed] + later * self.profile.sending_ns
         depart = ready.copy()
-        if self.profile.links == "serial":
+        if self.profile.serial_links:
             pair = device[needed] * self.profile.devices + device[waiting]
             order = np.lexsort((needed, ready, pair))
             free: dict[int, int] = {}

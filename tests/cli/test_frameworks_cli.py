@@ -189,7 +189,7 @@ def test_what_import_refuses(cli) -> None:
     for line, problem in {
         "import x.log --from megatron-log": "x.log: no timer forward-compute",
         "import x.log x.log --from megatron-log": "megatron-log takes one, got 2",
-        "import x.log --from megatron-log --save-trace T.json": "megatron-log has no times of ops",
+        "import x.log --from megatron-log --save-trace T.json": "megatron-log does not say when ops began",
         "import x.log --from torch-trace": "x.log: is not JSON",
         "import none.json --from hf-config": "none.json: no such file",
         "import o.yaml --from torch-trace --save o.yaml": "--save o.yaml: is the other file",

@@ -159,7 +159,9 @@ def test_what_limits_a_row_is_its_largest_loss() -> None:
     )
     assert limited_by({**parts, "compute": 0.97, "bubble": 0.03}) == "compute"
     assert limited_by({**parts, "compute": 0.6, "bubble": 0.15, "recompute": 0.25}) == "memory"
-    assert limited_by({**parts, "messages": 0.06, "gradients": 0.06, "bubble": 0.1}) == "communication"
+    assert (
+        limited_by({**parts, "messages": 0.06, "gradients": 0.06, "bubble": 0.1}) == "communication"
+    )
     assert limited_by({**parts, "reloads": 0.2, "bubble": 0.1}) == "copies"
 
 

@@ -20,7 +20,7 @@ from optpipe_sim.errors import Deadlock, OptPipeError, OutOfMemory
 from optpipe_sim.op_costs import op_costs
 from optpipe_sim.ops import COMPUTE
 from optpipe_sim.schedules import REGISTRY
-from optpipe_sim.sim.links import link_keys
+from optpipe_sim.sim.host_links import link_keys
 from optpipe_sim.sim.lower import Lowered, lower
 from optpipe_sim.sim.noise import Noise, replay_noisy
 

@@ -132,9 +132,12 @@ def message_arrivals(lowered: Lowered, sent_ns: Mapping[Op, int]) -> Arrivals:
     free: dict[tuple[int, int], int] = {}
     for op in sorted(sent_ns, key=lambda op: (sent_ns[op], op)):
         depart = sent_ns[op]
-        if profile.links == "serial":
-            way = place[op.stage], place[op.stage + (1 if op.kind is F else -1)]
-            depart = max(depart, free.get(way, 0))
-            free[way] = depart + profile.occupancy_ns
+        if profile.serial_links:
+            receiver = op.stage + (
+                1 if op.kind is F else -1
+            )  # a backward sends to the stage before
+            link = place[op.stage], place[receiver]
+            depart = max(depart, free.get(link, 0))
+            free[link] = depart + profile.occupancy_ns
         arrive[op] = depart + profile.t_comm_ns
     return arrive

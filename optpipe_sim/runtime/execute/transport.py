@@ -200,7 +200,7 @@ class DelayedGloo(Gloo):
     def send(self, op: Op, tensor: Tensor, peer: int) -> None:
         """Send the arrival time instead of `tensor`."""
         depart = time.monotonic_ns()
-        if self.profile.links == "serial":
+        if self.profile.serial_links:
             depart = max(depart, self._free_ns.get(peer, 0))
             self._free_ns[peer] = depart + self.profile.occupancy_ns
         super().send(op, torch.tensor([depart + self.profile.t_comm_ns]), peer)

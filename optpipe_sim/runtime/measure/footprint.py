@@ -92,11 +92,11 @@ def stage_bytes(
     """Run two microbatches through a stage and read the meter after and inside every op; then again
     for each level of recomputation.
 
-    One chain runs before: the first GEMM on a GPU's stream allocates a workspace that stays. Levels
-    that drop nothing of this stage are left out.
+    An F with B and W, and one with BW, run first: the first GEMM on a GPU's stream allocates a workspace that stays.
+    Levels that drop nothing of this stage are left out.
 
     Raises:
-        OptPipeError: where the second microbatch gives other numbers than the first.
+        OptPipeError: where the second microbatch holds other bytes than the first.
     """
     worker = plan.worker(stage, device, fill)
     zero_gradients(worker)

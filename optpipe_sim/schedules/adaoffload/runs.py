@@ -15,7 +15,7 @@ from ...errors import NoSolution
 from ...ops import COMPUTE, TRANSFERS, O, Op, OpKind, R
 from ...profile import CostProfile
 from ...schedule import Schedule
-from ...sim.links import link_keys
+from ...sim.host_links import link_keys
 from ...units import format_size
 from . import play, progress
 from .levels import activation_costs, recomputed
@@ -276,7 +276,7 @@ class Problem:
             self.shared,
             profile.latency_ns,
             profile.occupancy_ns,
-            int(profile.links == "serial"),
+            int(profile.serial_links),
             setting.prefer,
             setting.tolerance,
             min(UNBOUNDED, setting.pending * chunks),

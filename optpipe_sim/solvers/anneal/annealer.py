@@ -20,8 +20,8 @@ from ..reports import Others, no_report
 from . import loop
 from .evaluate import evaluate
 from .host import make_host
+from .host_links import make_links
 from .linked import evaluate_links
-from .links import make_links
 from .moves import chances
 from .plans import Plan, bits, make_costs, pack
 from .times import NEVER, make_times

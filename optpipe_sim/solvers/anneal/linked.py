@@ -5,14 +5,14 @@ run ahead as far as known times allow. Only decisions that depend on time (which
 serves, when a waiting reload is granted memory) are made in the order of time, so that everything
 still unknown comes later. The times equal those of `sim.events.run_events` to the tick.
 
-See `plans` for the encoding of programs, and `links` for links and for keys, the times used here.
+See `plans` for the encoding of programs, and `host_links` for links and for keys, the times used here.
 """
 
 from __future__ import annotations
 
 from ...codes import B, F, O, R
 from ...compiled import compiled, step
-from .links import MEMORY, after, engine_of, find_next, next_transfer, serve
+from .host_links import MEMORY, after, engine_of, find_next, next_transfer, serve
 from .times import NEVER, column, duration
 from .waits import neighbours
 

@@ -77,7 +77,7 @@ OPERATORS = (
     TIGHTEN,
     PAIR,
     PAIR_RUN,
-) = range(13)
+) = range(len(OPERATORS))  # in their order
 PER_STAGE = 0.3  # times the weight of moves that treat all activations of a stage alike
 
 ON_PATH = 0.7  # share of the moves that begin with an op of the critical path
@@ -144,7 +144,9 @@ def change(plan, costs, t, path, chances):
         return _let_pass(plan, costs, t, code)
     if operator in (PAIR, PAIR_RUN):
         return _pair(plan, costs, t, d, code, operator == PAIR_RUN)
-    return _tighten(plan, costs, t, unit)
+    if operator == TIGHTEN:
+        return _tighten(plan, costs, t, unit)
+    return -1, -1
 
 
 @step

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...op_costs import treatments
-from ...op_table import KEEP, OpTable
+from ...op_table import KEEP, OpTable, level_of
 from ...ops import BW, B, C, F, O, W
 from ...profile import CostProfile
 from ...schedule import Levels, Schedule
@@ -116,7 +116,7 @@ def make_costs(problem: Problem) -> Costs:
         static=np.array(profile.static_bytes, np.int64),
         lag=profile.t_comm_ns,
         occupancy=profile.occupancy_ns,
-        serial=profile.links == "serial",
+        serial=profile.serial_links,
         shared=profile.shares_copy_engine,
         sending=profile.sending_ns,
         first=profile.parts_of(shape) * width,
@@ -216,8 +216,7 @@ def _level_numbers(problem: Problem, plan: Plan) -> np.ndarray:
     kept whole."""
     low, _ = bits(problem)
     units = np.arange(problem.shape.stages)[:, None] << low | np.arange(problem.shape.units)
-    treatment = plan.mode[units] // 2
-    return np.where(treatment == KEEP, 0, (treatment + 1) // 2)
+    return level_of(plan.mode[units] // 2)
 
 
 def level_names(problem: Problem, numbers: np.ndarray) -> Levels:

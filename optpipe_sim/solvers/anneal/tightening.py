@@ -32,8 +32,8 @@ def tighten(plan, costs, t, micro, base, top, new, keeps, forwards, backwards):
         since = t.end[top << low | micro]
     else:
         after = (top + 1) << low | micro
-        until = t.end[after] - duration(after, plan, costs, t) - _hop(costs, top + 1)
-        since = t.end[after | B << high] + _hop(costs, top + 1)
+        until = t.end[after] - duration(after, plan, costs, t) - _message(costs, top + 1)
+        since = t.end[after | B << high] + _message(costs, top + 1)
     # 2. stage by stage back from there
     first, last = len(plan.length), -1
     for stage in range(top, base - 1, -1):
@@ -52,7 +52,7 @@ def tighten(plan, costs, t, micro, base, top, new, keeps, forwards, backwards):
 
 @step
 def _later(plan, costs, t, d, unit, until):
-    """Move an F past ops that end before `until`; returns by when the F before it has to end."""
+    """Move an F past ops that end before `until`; returns by when the F of the stage before has to end, ns."""
     mask, takes = (1 << costs.high) - 1, duration(unit, plan, costs, t)
     at = to = t.slot[unit]
     while to + 1 < plan.length[d]:
@@ -61,15 +61,15 @@ def _later(plan, costs, t, d, unit, until):
             break
         to += 1
     slide(plan, t, d, at, to)
-    return until - takes - _hop(costs, unit >> costs.low)
+    return until - takes - _message(costs, unit >> costs.low)
 
 
 @step
 def _earlier(plan, costs, t, d, unit, since):
-    """Move a B past ops that begin after `since`, its W right behind it; returns from when on the B
-    after it can begin."""
+    """Move a B past ops that begin after `since`, its W right behind it; returns from when on the B of the
+    stage before can begin, ns."""
     mask, high = (1 << costs.high) - 1, costs.high
-    backward, gradient = unit | B << high, t.slot[unit | W << high]
+    backward, gradient_slot = unit | B << high, t.slot[unit | W << high]
     at = to = t.slot[backward]
     while to > 0:
         other = plan.prog[d, to - 1]
@@ -78,13 +78,13 @@ def _earlier(plan, costs, t, d, unit, since):
             break
         to -= 1
     slide(plan, t, d, at, to)
-    if gradient > to + 1:
-        slide(plan, t, d, gradient, to + 1)
-    return since + duration(backward, plan, costs, t) + _hop(costs, unit >> costs.low)
+    if gradient_slot > to + 1:
+        slide(plan, t, d, gradient_slot, to + 1)
+    return since + duration(backward, plan, costs, t) + _message(costs, unit >> costs.low)
 
 
 @step
-def _hop(costs, stage):
+def _message(costs, stage):
     """Return the time of a message between a stage and the one before it, ns."""
     if stage > 0 and costs.place[stage - 1] != costs.place[stage]:
         return costs.lag

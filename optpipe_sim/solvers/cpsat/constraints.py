@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ...op_table import KEEP, apart, inside
+from ...op_table import KEEP, apart, inside, level_of
 from ...ops import BW, COMPUTE, B, C, F, O, Op, R, W, dependencies
-from ...sim.links import link_keys
+from ...sim.host_links import link_keys
 from .model import Activation, Model, binding, may_move
 
 # -- what there is to decide, and the ops ---------------------------------------------------------
@@ -240,7 +240,7 @@ def _hold_activation(model: Model, held: _Held, at: Activation) -> None:
         held.hold(gives[F], taken, model.end[forward], *chosen)
         if mode != KEEP:
             assert fused is not None  # a stage with levels may fuse its backwards
-            again_by = apart((mode + 1) // 2)  # of the same level
+            again_by = apart(level_of(mode))
             dropped = int(table.allocated_bytes[C, at[0], again_by])
             held.hold(dropped, model.start[again], freed, *chosen, model.apart[at])
             for kind, literal in ((B, ~fused), (BW, fused)):

@@ -62,9 +62,10 @@ def model_size(problem: Problem, options: MilpOptions | None = None) -> tuple[in
 
 
 def _extended(series: list[int], m: int) -> int:
-    """Return the m-th number of a series, given its first ones, that is a polynomial in m."""
-    found = 0
+    """Return the m-th number of a series that is a polynomial in m, given its first ones (m = 1, 2, ...), by
+    Newton's forward differences."""
+    value = 0
     for degree in range(len(series)):
-        found += series[0] * comb(m - 1, degree)
+        value += series[0] * comb(m - 1, degree)
         series = [b - a for a, b in pairwise(series)]
-    return found
+    return value

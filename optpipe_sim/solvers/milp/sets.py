@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import combinations, pairwise
 
 from ...ops import B, F, O, Op, OpKind, R, W
-from ...sim.links import link_keys
+from ...sim.host_links import link_keys
 from ..problem import Problem
 from .options import MilpOptions
 

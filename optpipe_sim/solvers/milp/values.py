@@ -96,8 +96,8 @@ def set_values(model: Model, planned: Starts, cost_ns: int) -> None:
 
 
 def earliest(model: Model) -> Starts | None:
-    """Compute the earliest starts (ns) that the model's binaries allow. Its time variables are not
-    used, so solver tolerances do not matter. None if the orders are cyclic."""
+    """Compute the earliest starts (ns) under the orders that the model's binaries choose. Its time variables are
+    not used, so solver tolerances do not matter. None if the orders are cyclic."""
     sets = model.sets
     number = {op: at for at, op in enumerate(sets.ops)}
     moved = {out for out in sets.offloads if _holds(model.moved(out))}
@@ -116,8 +116,8 @@ def earliest(model: Model) -> Starts | None:
         time = later
     else:
         return None
-    there = {op for op in sets.ops if op.kind in KINDS or op._replace(kind=O) in moved}
-    return {op: int(time[number[op]]) for op in there}
+    scheduled = {op for op in sets.ops if op.kind in KINDS or op._replace(kind=O) in moved}
+    return {op: int(time[number[op]]) for op in scheduled}
 
 
 def _holds(expression: Any) -> bool:
@@ -126,7 +126,7 @@ def _holds(expression: Any) -> bool:
 
 
 def _edges(model: Model, moved: set[Op]) -> Iterator[tuple[Op, Op, int]]:
-    """Yield (a, b, ns): b starts at least so long after the start of a."""
+    """Yield (a, b, ns): b starts at least `ns` after the start of a. `variables` lists what the binaries mean."""
     sets, m, dur = model.sets, model.pyomo, model.sets.dur
     for a, b, latency in sets.flow:
         yield a, b, dur(a) + latency

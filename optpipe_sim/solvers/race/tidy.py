@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import OptPipeError
 from ...op_costs import treatments
-from ...op_table import KEEP
+from ...op_table import level_of
 from ...ops import C, O, R
 from ...schedule import Schedule
 from ...trace import Trace
@@ -117,8 +117,7 @@ def _grouped(problem: Problem, activations: Sequence[Activation]) -> list[tuple[
 
 def _levels(problem: Problem, schedule: Schedule) -> np.ndarray:
     """Return (stages, units) the level of each activation by its number in its stage, from 1."""
-    treatment = treatments(schedule, problem.profile)
-    return np.where(treatment == KEEP, 0, (treatment + 1) // 2)
+    return level_of(treatments(schedule, problem.profile))
 
 
 def _with(problem: Problem, schedule: Schedule, drop: Drop) -> Schedule:

@@ -269,6 +269,7 @@ def _planned(problem: Problem, way: Way | None) -> CostProfile:
 
 
 def _recomputed(problem: Problem, plain: Schedule, way: Way | None) -> Schedule:
+    """Return a schedule with every activation recomputed in one way; None: as it is."""
     return plain if way is None else with_level(plain, problem.profile, *way)
 
 
@@ -280,7 +281,7 @@ def _hopeless(order: _Order, problem: Problem, best_ns: float) -> bool:
 def only_delays(problem: Problem) -> bool:
     """Whether limits, copies and recomputation can only slow an order down. On serial links a
     delayed message may let another go first, and a delay may shorten a span."""
-    return problem.objective == "flush" and problem.profile.links != "serial"
+    return problem.objective == "flush" and not problem.profile.serial_links
 
 
 def _variant(problem: Problem, order: _Order, offloaded: int) -> Found:

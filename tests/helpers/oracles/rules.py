@@ -7,7 +7,7 @@ import numpy as np
 
 from optpipe_sim.op_table import apart
 from optpipe_sim.ops import BW, COMPUTE, B, C, F, O, Op, R, W
-from optpipe_sim.sim.links import link_keys
+from optpipe_sim.sim.host_links import link_keys
 from optpipe_sim.solvers.problem import Problem
 
 Times = dict[Op, tuple[int, int]]  # start and end of what has been started

@@ -18,7 +18,7 @@ import numpy as np
 from ...codes import O, R
 from ...compiled import step
 from ...profile import CostProfile
-from ...sim.links import link_keys
+from ...sim.host_links import link_keys
 from .times import NEVER, duration
 
 ROUNDS = 16  # bits for rounds if transfers may take no time; else there are at most two rounds
