@@ -110,7 +110,7 @@ def test_other_chunks_and_placement(cli: Any) -> None:
     assert Schedule.load("s.json").shape.placement_name == "vee"
     assert cli(f"{line} --placement vee").json["chunks"] == 2
     assert cli(f"{line} --chunks 3").json["chunks"] == 3
-    free = cli("solve p.yaml -m 4 --chunks any --time-limit 1 --no-cache --json").json
+    free = cli("solve p.yaml -m 4 --chunks any --time-limit 3 --no-cache --json").json
     assert free["objective_ns"] <= min(found["objective_ns"], cli(line).json["objective_ns"])
 
 

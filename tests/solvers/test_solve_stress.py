@@ -102,7 +102,7 @@ def test_ctrl_c_between_shapes_keeps_the_best(calls: int, monkeypatch: Any, tmp_
 
     def count(self: Race, schedule: Schedule, engine: str) -> bool:
         taken = offer(self, schedule, engine)
-        left[0] -= 1
+        left[0] -= taken or left[0] < calls  # from the first on that fits: before, there is nothing to keep
         if not left[0]:
             raise KeyboardInterrupt
         return taken
@@ -215,6 +215,7 @@ def test_one_shape_that_fails_is_not_all(monkeypatch: Any) -> None:
     for name in ("run_adaoffload", "run_adaoffloads"):
         monkeypatch.setattr(portfolio, name, lambda *_: None)
     monkeypatch.setattr(portfolio, "run_rules", lambda *_: 0)
+    monkeypatch.setattr(portfolio, "told_schedules", lambda _: ())
     found = solve(uniform(4), 6, 400, time_limit=1.5, chunks="any")
     assert found.schedule is not None
     assert found.schedule.shape.placement_name == "vee"
