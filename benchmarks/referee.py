@@ -188,7 +188,6 @@ METHODS = {
         shares_links,
     ),
     "fixed levels first": Method({f"{SEARCH}._improve": _none}, treats),
-    "few starts": Method({f"{SEARCH}._promising": lambda chosen, _: list(chosen)}, treats),
     "parked microbatches": Method(
         {f"{ANNEAL}.annealer._parked": _no},
         lambda problem: not treats(problem) and problem.shape.chunks == 1 and problem.may_offload,

@@ -35,8 +35,6 @@ PATTERNS = (0.4, 0.4)  # the same for the search of a start pattern on shared li
 # Shares of the time: AdaOffload for several choices of levels, if that has not run before; greedy runs, then
 # annealing with fixed levels.
 FIRST, FIXED_GREEDY, FIXED_ANNEALING = 0.15, 0.12, 0.18
-# starts that are so many times as far above the bound as the best of them are left out
-FAR_OFF = 1.5
 FIRST_PLAN = 0.7  # share of the time for the first stand-in of a problem with shared links
 # of the time, for the order of microbatches that differ: before annealing, and after it
 ORDER, LAST_ORDER = 0.4, 0.2
@@ -225,7 +223,6 @@ def _with_treatments(
     if problem.shape.slices > 1:
         starts += _sliced_starts(problem)
     starts += [entry.schedule for entry in chosen]
-    chosen = _promising(chosen, bound_ns)
     first, step = part
     mine = range(first % max(1, len(chosen)), len(chosen), step)
     # where microbatches differ, plain problems have their costs only nearly
@@ -300,12 +297,6 @@ def _sliced_starts(problem: Problem) -> list[Schedule]:
     )
     traces = [trace for _, each in built if (trace := problem.keeps(each)) is not None]
     return [trace.schedule for trace in sorted(traces, key=lambda trace: trace.cost_ns)[:MOST]]
-
-
-def _promising(chosen: Sequence[Start], bound_ns: int) -> list[Start]:
-    """Return the starts that are not `FAR_OFF`."""
-    most = min((start.cost_ns for start in chosen), default=0) - bound_ns
-    return [start for start in chosen if start.cost_ns - bound_ns <= FAR_OFF * most]
 
 
 def _improve(

@@ -102,7 +102,8 @@ def test_ctrl_c_between_shapes_keeps_the_best(calls: int, monkeypatch: Any, tmp_
 
     def count(self: Race, schedule: Schedule, engine: str) -> bool:
         taken = offer(self, schedule, engine)
-        left[0] -= taken or left[0] < calls  # from the first on that fits: before, there is nothing to keep
+        # from the first on that fits: before, there is nothing to keep
+        left[0] -= taken or left[0] < calls
         if not left[0]:
             raise KeyboardInterrupt
         return taken

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ from optpipe_sim.solvers.anneal.annealer import Workspace, search, shares_links
 from optpipe_sim.solvers.anneal.plans import pack, unpack
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.race.tidy import tidy
-from optpipe_sim.solvers.search import _promising, first_starts
+from optpipe_sim.solvers.search import first_starts
 from optpipe_sim.solvers.starts.fixed_levels import choices, realise
 from optpipe_sim.solvers.treatments import require_alike
 
@@ -188,12 +187,3 @@ def test_the_command_line_restricts_treatments(
 def test_unknown_treatments_are_refused() -> None:
     with pytest.raises(OptPipeError, match=r"treatments: .* got 'drop'"):
         solve(uniform(2), 4, 200, treatments=["drop"])
-
-
-def test_starts_far_above_the_bound_are_left_out() -> None:
-    """At most one and a half times as far above the bound as the best: 20 and 30 above 100, not 31."""
-    costs = (131, 120, 130)
-    starts: Any = [SimpleNamespace(cost_ns=cost) for cost in costs]
-    assert [start.cost_ns for start in _promising(starts, 100)] == [120, 130]
-    assert [start.cost_ns for start in _promising(starts, 0)] == list(costs)
-    assert _promising([], 100) == []

@@ -57,7 +57,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     from ...outputs.show import line, written
 
     if arguments.save_trace and arguments.source != "torch-trace":
-        raise OptPipeError(f"--save-trace: {arguments.source} does not say when ops began; only torch-trace does")
+        raise OptPipeError(
+            f"--save-trace: {arguments.source} does not say when ops began; only torch-trace does"
+        )
     if arguments.save and arguments.source in NO_PROFILE:
         raise OptPipeError(f"--save: {arguments.source} has no costs of ops; leave it out")
     if arguments.source != "torch-trace" and len(arguments.other_files) > 1:
