@@ -11,12 +11,13 @@ from experiments.contest.task import MACHINES
 from optpipe_sim.costs.doubt import Compared
 from optpipe_sim.plot.style import INK, MUTED, new_figure, styled
 
+LIGHT = "#D0D0D0"
 USED, OTHER = "#0072B2", "#7F7F7F"  # machine files of the contest, and others
 
 
 def draw(rows: Sequence[Compared]) -> Figure:
     """Draw errors (estimated over published, less 1) of times on the left, of peaks on the right. Open
-    markers are held-out runs, filled ones were fitted."""
+    markers are held-out runs, filled ones were fitted, light ones are of models left out of a fit to their source."""
     names = sorted({_name(row) for row in rows}, key=lambda name: (name[0] not in MACHINES, name))
     with styled():
         figure = new_figure(9.6, 0.235 * len(names) + 1.3)
@@ -32,7 +33,7 @@ def draw(rows: Sequence[Compared]) -> Figure:
         for label, name in zip(times.get_yticklabels(), names, strict=True):
             label.set_color(INK if name[0] in MACHINES else MUTED)
         peaks.legend(*times.get_legend_handles_labels(), fontsize=7, frameon=True,
-                     loc="lower right", bbox_to_anchor=(1, 0.125), facecolor="white", edgecolor="none", framealpha=1)  # fmt: skip
+                     loc="lower right", bbox_to_anchor=(1, 0), facecolor="white", edgecolor="none", framealpha=1)  # fmt: skip
         figure.tight_layout()
         figure.subplots_adjust(left=0.33)  # the longest name, which tight_layout cuts
     return figure
@@ -72,6 +73,7 @@ def _panel(
         for role, fill, aside, how in (
             ("check", "none", 0.0, "held out"),
             ("fit", colour, 0.22, "fitted to"),
+            ("model left out", LIGHT, 0.0, "fitted to other models of its source"),
         ):
             found = [
                 row
@@ -80,6 +82,8 @@ def _panel(
                 and row.role == role
                 and getattr(row, key) is not None
             ]
+            if not any((row.machine in MACHINES) is used and row.role == role for row in rows):
+                continue
             axes.plot(
                 [100 * getattr(row, key) for row in found],
                 [names.index(_name(row)) + aside for row in found],

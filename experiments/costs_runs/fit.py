@@ -4,7 +4,7 @@
 
 prints the rates of ``costs/data/machines/b200-sxm.yaml``, and for each layout those that its rows in
 ``published/runs.yaml`` are compared at: fitted to the others, so that rates that saw a run never judge it. The same of models with
-experts in bf16 on H100s, and of GEMMs in fp8 there, source by source. Last
+experts in bf16 on H100s, and of GEMMs in fp8 there, source by source, and of the kernels of MosaicML's runs, model by model. Last
 the share of the peak that GEMMs in fp8 reach on this chip, fitted to the runs on GB200s in ``published/runs.yaml`` with
 ``role: fit``, which judge nothing.
 """
@@ -25,6 +25,7 @@ from optpipe_sim.costs.machines import Machine
 from optpipe_sim.costs.provenance import iteration_ns
 from optpipe_sim.costs.published import published
 
+from .kernels import reached
 from .run import Estimated, estimated, measured_ns
 
 MACHINE, SOURCE = "b200-sxm", "simumax"
@@ -186,6 +187,8 @@ def main() -> int:
         print("all layouts" if layout is None else f"without {layout}", rates)
     for source, rates in fit_experts().items():
         print("experts on H100s, all sources" if source is None else f"without {source}", rates)
+    for model in (None, *published("runs")["sources"]["foundry"]["models_left_out"]["rates"]):
+        print("kernels of MosaicML's runs on H100s, without", model, reached("h100-sxm", model))
     for source, share in fit_fp8_h100().items():
         print("fp8 on H100s, all sources" if source is None else f"without {source}", share)
     print("GEMMs in fp8 on GB200s", fit_fp8())

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from optpipe_sim.costs import load_machine
+from optpipe_sim.costs.machines import Machine
 from optpipe_sim.costs.published import published
 
 from .run import estimated, measured_ns
@@ -25,31 +26,47 @@ MACHINES = ("a100-80gb-megatron", "h100-sxm")
 def kernels() -> Iterator[dict[str, Any]]:
     """Yield a row per machine file: the share of the peak that each kind of kernel reaches by the file, and fitted to the
     source's runs; the median and largest error of their times by the file, and fitted to the runs of all other models."""
-    data = published("runs")
-    rows = [{**data["sources"][row["source"]]["options"], **row} for row in data["rows"]]
     for name in MACHINES:
-        machine = load_machine(name)
-        mine = [row for row in rows if row["source"] == SOURCE and name.startswith(row["machine"])]
-        parts = np.array([_parts(row, name, data) for row in mine])
+        machine, mine, parts = _runs(name)
         models = [row["model"] for row in mine]
-        own = parts.sum(axis=1) - 1
         left_out = np.empty(len(mine))
         for model in set(models):
             seen = np.array([one != model for one in models])
-            longer, _ = nnls(parts[seen], np.ones(seen.sum()))
-            left_out[~seen] = parts[~seen] @ longer - 1
-        longer, _ = nnls(parts, np.ones(len(mine)))
+            left_out[~seen] = parts[~seen] @ _longer(parts[seen]) - 1
         known = {key: getattr(machine.rates, key) for key in PARTS}
-        reached = dict(zip(PARTS, longer, strict=True))
         yield {
             "machine": name,
             "runs": len(mine),
             "models": len(set(models)),
             **known,
-            **{f"{key}_reached": round(float(known[key] / reached[key]), 3) for key in PARTS},
-            **_errors("", own),
+            **{f"{key}_reached": value for key, value in reached(name).items()},
+            **_errors("", parts.sum(axis=1) - 1),
             **_errors("left_out_", left_out),
         }
+
+
+def reached(name: str, without: str | None = None) -> dict[str, float]:
+    """Return the share that each kind of kernel reaches in the source's runs on a machine, by `PARTS`, those of one model left out."""
+    machine, mine, parts = _runs(name)
+    longer = _longer(parts[[row["model"] != without for row in mine]])
+    return {
+        key: round(float(getattr(machine.rates, key) / each), 3)
+        for key, each in zip(PARTS, longer, strict=True)
+    }
+
+
+def _runs(name: str) -> tuple[Machine, list[dict[str, Any]], np.ndarray]:
+    """Return a machine, the source's runs on it, and the parts of each one's time."""
+    data = published("runs")
+    rows = [{**data["sources"][row["source"]]["options"], **row} for row in data["rows"]]
+    mine = [row for row in rows if row["source"] == SOURCE and name.startswith(row["machine"])]
+    return load_machine(name), mine, np.array([_parts(row, name, data) for row in mine])
+
+
+def _longer(parts: np.ndarray) -> np.ndarray:
+    """Return how many times as long each part takes as estimated."""
+    found, _ = nnls(parts, np.ones(len(parts)))
+    return np.asarray(found)
 
 
 def _errors(name: str, errors: np.ndarray) -> dict[str, float]:

@@ -66,12 +66,20 @@ _WORK = (
 def compare() -> list[Compared]:
     """Every published run with its estimate's error."""
     data = published("runs")
-    rows = [{**data["sources"][row["source"]]["options"], **row} for row in data["rows"]]
-    return [
-        _compare(row, load_machine(machine), data)
-        for row in rows
-        for machine in VARIANTS.get(row["machine"], (row["machine"],))
-    ]
+    return [_compare(row, load_machine(machine), data) for row, machine in _settings(data)]
+
+
+def _settings(data: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield every run, options of its source included, with each machine file that it is compared at."""
+    for each in data["rows"]:
+        source = data["sources"][each["source"]]
+        row = {**source["options"], **each}
+        for machine in VARIANTS.get(row["machine"], (row["machine"],)):
+            yield row, machine
+        own = source.get("models_left_out", {})
+        if own.get("base") == row["machine"]:
+            rates = own["rates"][row["model"]]
+            yield {**row, "rates": rates, "role": "model left out"}, own["machine"]
 
 
 class Estimated(NamedTuple):
@@ -162,7 +170,8 @@ def measured_ns(row: Mapping[str, Any], profile: CostProfile, microbatches: int)
     if "iteration_ms" in row:
         return float(row["iteration_ms"]) * 1e6
     if "tflops" in row:
-        once = profile.meta["iteration"]["flops_per_microbatch_causal"] * microbatches
+        scores = "" if row.get("scores") == "all" else "_causal"
+        once = profile.meta["iteration"][f"flops_per_microbatch{scores}"] * microbatches
         return float(once / (row["tflops"] * 1e12 * profile.meta["parallel"]["devices"]) * 1e9)
     if "tokens_per_s" not in row:
         return None

@@ -39,8 +39,8 @@ class Compared(NamedTuple):
         mfu, mfu_causal: of the published run (0 without a time), every score or the causal half counted.
         run: its name; `source`: its publication.
         memory: estimated / published peak memory - 1; None where none was published.
-        role: ``fit`` where a rate of the machine file was fitted to it, else ``check``. Doubt is taken from the
-            latter only.
+        role: ``fit`` where a rate of the machine file was fitted to it, ``model left out`` where rates were fitted to
+            the same source's runs of other models, else ``check``. Doubt is taken from the last only.
         measured_ms, measured_gib: what was published, a time per iteration and a peak.
         ablation: the common name of runs that differ in one choice; the first is the baseline.
             `arm`: what this one chose, where its features do not say it.
@@ -194,6 +194,9 @@ def _doubt(name: str, rates: Rates, kind: str, dtype: str, asked: frozenset[str]
     same, family, alike = pools(name, kind, dtype, checks())
     if not same:
         near = f"; in other formats {_summary(family)}" if family else ""
+        own = [one for one in timed if one.role == "model left out"]
+        if own:
+            near = f" of another source than the rates were fitted to; each model left out in turn (the source itself is not left out): {_summary(own)}"
         return _unknown(f"no published run of {what} on {name} was compared{near}", asked)
     missing = tuple(sorted(asked - covered))
     errors = [one.error for one in same if one.error is not None]

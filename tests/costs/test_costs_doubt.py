@@ -16,9 +16,17 @@ from experiments.costs_runs.fit import (
     fit_fp8_h100,
     layout_of,
 )
-from experiments.costs_runs.kernels import PARTS, kernels
+from experiments.costs_runs.kernels import PARTS, kernels, reached
 from experiments.costs_runs.report import Pair, _right, arms, judged, report_text
-from experiments.costs_runs.run import compare, data_text, held_out, plain_table, table_text
+from experiments.costs_runs.run import (
+    compare,
+    data_text,
+    estimated,
+    held_out,
+    measured_ns,
+    plain_table,
+    table_text,
+)
 from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.advise.evaluate import evaluate
 from optpipe_sim.costs.doubt import (
@@ -35,7 +43,8 @@ from optpipe_sim.costs.doubt import (
 )
 from optpipe_sim.costs.layer import Gemm, layer
 from optpipe_sim.costs.layout import Layout
-from optpipe_sim.costs.provenance import mfu, mfu_ceiling, sync_seconds
+from optpipe_sim.costs.models import parameters
+from optpipe_sim.costs.provenance import iteration_ns, mfu, mfu_ceiling, sync_seconds
 from optpipe_sim.costs.published import published
 from optpipe_sim.costs.roofline import cast_bytes, gemm_dtype, gemm_seconds, message_seconds
 from optpipe_sim.costs.work import Message, Work
@@ -407,4 +416,60 @@ def test_kernels_explain_the_source_that_is_furthest_off() -> None:
     assert h100["left_out_error"] < 0.1 < 0.2 < h100["error"]
     assert h100["attention_reached"] < h100["attention"] / 2
     shipped = load_machine("h100-sxm-mosaicml").rates
-    assert all(getattr(shipped, key) == h100[f"{key}_reached"] for key in PARTS)
+    assert reached("h100-sxm") == {key: getattr(shipped, key) for key in PARTS}
+    left_out = published("runs")["sources"]["foundry"]["models_left_out"]
+    assert left_out["rates"] == {model: reached("h100-sxm", model) for model in left_out["rates"]}
+
+
+def test_runs_of_a_source_that_rates_were_fitted_to_judge_no_estimate() -> None:
+    """MosaicML's models are left out in turn, the source is not: its runs are named, and give neither an error nor an interval."""
+    own = [one for one in compared() if one.machine == "h100-sxm-mosaicml"]
+    again = [
+        one.run
+        for one in checks()
+        if one.machine == "h100-sxm" and one.source.startswith("MosaicML")
+    ]
+    assert [one.run for one in own] == again
+    assert median(abs(one.error) for one in own) < 0.08
+    assert not [one for one in checks() if one.machine == "h100-sxm-mosaicml"]
+    answer = _doubt("llama3-8b", "h100-sxm-mosaicml", devices=1, zero=3, dp=8)
+    assert answer.error is None
+    assert "the source itself is not left out" in answer.basis
+    assert "27 published runs" in answer.basis
+
+
+def test_a_table_that_was_read_from_an_image_agrees_with_its_other_columns() -> None:
+    """Megatron-LM's README also has PFLOP/s of all GPUs, and parameters in each model's name."""
+    data = published("runs")
+    rows = [row for row in data["rows"] if row["source"] == "readme"]
+    together = (19.6, 44.7, 93.9, 176.5, 322.3, 645.9, 997.2, 1457.4, 2825.6)
+    for row, pflops in zip(rows, together, strict=True):
+        assert row["tflops"] * row["gpus"] / 1000 == pytest.approx(pflops, abs=0.06)
+        assert row["gpus"] == 48 * row.get("tp", 1) * row.get("pp", 1)
+        name = row["model"]
+        size = parameters(load_model({**data["models"][name], "name": name}))
+        assert size == pytest.approx(float(name[6:-1]) * 1e9, rel=0.04)
+
+
+def test_how_much_what_the_readme_does_not_state_matters() -> None:
+    """As the source's note has it, in percent: all of a replica's sequences at once, and no chunks."""
+    data, machine = published("runs"), load_machine("h100-sxm")
+    rows = [{**data["sources"][row["source"]]["options"], **row} for row in data["rows"]]
+    rows = [row for row in rows if row["source"] == "readme"]
+
+    def off(some, **changes) -> list[int]:
+        found = []
+        for row in some:
+            one = estimated({**row, **changes}, machine, data)
+            measured = measured_ns(row, one.profile, one.microbatches)
+            found.append(
+                round(100 * iteration_ns(one.profile, one.trace.makespan_ns) / measured - 100)
+            )
+        return found
+
+    plain, piped = rows[:4], rows[4:]
+    assert off(plain) == [-22, -19, 3, 37]
+    assert off(plain, microbatch=4) == [-23, -21, -17, -5]
+    assert off(piped) == [9, -10, -13, -10, -11]
+    assert off(piped, chunks=1) == [9, 0, -1, 5, 1]
+    assert off(piped, microbatch=2) == [-7, -15, -15, -10, -10]
