@@ -292,3 +292,12 @@ def test_layers_and_groups_of_the_log_are_those_of_its_stages(command_line, more
     assert "what was measured ran otherwise" in answer.out
     same = command_line("evaluate --log run.log --machine h100 --pp 4 --chunks 5 --tp 8")
     assert "otherwise" not in same.out
+    refused = command_line(
+        f"evaluate --log run.log --machine h100 {more} --save-measurement m.yaml"
+    )
+    assert "--save-measurement: the log measured another run" in refused.complaint
+    assert not Path("m.yaml").exists()
+    own = (
+        f"evaluate --log run.log --machine h100 {more} --measured-ms 9000 --save-measurement m.yaml"
+    )
+    assert command_line(own).code == 0

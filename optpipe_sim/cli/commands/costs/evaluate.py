@@ -143,6 +143,13 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
     model, machine, fitted = model_and_machine(arguments)
     logged = _logged(arguments, model)
+    own = any(word.partition("=")[0].startswith("--measured-") for word in arguments.words)
+    changed = [] if own or logged is None else _changed(arguments, logged)
+    if arguments.save_measurement and changed:
+        raise OptPipeError(
+            f"--save-measurement: the log measured another run, with other {', '.join(changed)}; leave these"
+            " out, or give what this run took: --measured-ms"
+        )
     options = run_options(arguments, model)
     del options["seq"]
     gib = arguments.measured_gib
