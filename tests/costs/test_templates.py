@@ -42,7 +42,7 @@ def test_model_and_machine_load_as_they_are(tmp_path: Path) -> None:
     profile = estimate(model, machine, 8, tp=2, levels=True)
     assert profile.offload is not None
     found = calibrate(load_measurements(str(paths["calibration"]), machine), machine, "mine")
-    assert {one.kind for one in found.after} == {"time", "hop", "iteration", "memory"}
+    assert {one.kind for one in found.after} == {"time", "message", "iteration", "memory"}
     assert max(abs(one.error) for one in found.after) < 0.5  # numbers that could be measured
 
 

@@ -86,7 +86,7 @@ def imports() -> list[Row]:
         Row("import p.yaml --from torchtitan-activations", "p.yaml: no listing of activations"),
         Row("import p.yaml --from megatron-spans --save x.yaml", "--save: megatron-spans has no costs"),
         Row("import p.yaml --from torchtitan-activations --save x.yaml", "--save: torchtitan-activations"),
-        Row("import p.yaml --from megatron-vpp --save-trace t.json", "--save-trace: megatron-vpp has no times"),
+        Row("import p.yaml --from megatron-vpp --save-trace t.json", "--save-trace: megatron-vpp does not say when ops began"),
     ]  # fmt: skip
     rows += [
         Row("import v --from megatron-vpp", says, {"v/finished_tasks.json": json.dumps(tasks)})
