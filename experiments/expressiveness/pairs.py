@@ -20,7 +20,7 @@ OPTIONS = (
 )  # fmt: skip
 
 
-LATER = ("nemo",)  # sources that came after the table
+LATER = ("nemo", "readme")  # sources that came after the table
 
 
 class Pair(NamedTuple):
