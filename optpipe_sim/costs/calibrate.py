@@ -64,9 +64,9 @@ SHARES = ("gemm", "attention", "bandwidth")  # of what kernels could reach
 # kernels.
 APART = 1.5
 # Where such times are fitted too, what is likely before anything is measured counts as well: times up to all of the
-# shortest iteration or op, shares within a factor of 1.5 of the machine's (the logarithm of which is `LIKELY`). It decides where measurements do not. Beside
-# it a measurement counts as estimates at rates fitted to one run are off on other splits of that model: by up to 6 %
-# (five of BigScience's).
+# shortest iteration or op, shares within a factor of 1.5 of the machine's (the logarithm of which is `LIKELY`). It
+# decides where measurements do not. Beside it a measurement counts as estimates at rates fitted to one run are off on
+# other splits of that model: by up to 6 % (five of BigScience's).
 OFF, LIKELY = 0.06, 0.4
 ALIKE = 0.02  # iterations whose estimates are as near need no further rate
 NOISE = 0.05  # errors beyond it count less than their square

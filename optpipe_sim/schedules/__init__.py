@@ -279,6 +279,11 @@ def parse_name(text: str, entries: Mapping[str, Entry] = REGISTRY) -> tuple[str,
     return name, _parsed(name, options, entries[name])
 
 
+def with_option(name: str, key: str, value: object) -> str:
+    """Return the name of a schedule with one more option."""
+    return f"{name}{',' if ':' in name else ':'}{key}={value}"
+
+
 def _parsed(name: str, options: Mapping[str, Any], entry: Entry) -> dict[str, Any]:
     parsers = {**entry.options, **COMMON}
     parsed = {}

@@ -60,8 +60,14 @@ def one_f_one_b_of(
     profile: CostProfile, microbatches: int, chunks: int | None, group: int | None = None
 ) -> Schedule:
     """Build 1F1B on the given number of chunks (by default the profile's); with several chunks it
-    is interleaved in groups of `group` microbatches."""
+    is interleaved in groups of `group` microbatches.
+
+    Raises:
+        InvalidSchedule: for a group with one chunk, and as `interleaved_1f1b` raises it.
+    """
     chunks = profile.chunks if chunks is None else chunks
+    if group is not None and chunks == 1:
+        raise InvalidSchedule(f"group={group}: one chunk has no groups; leave it out")
     if chunks == 1:
         return one_f_one_b(profile, microbatches)
     return interleaved_1f1b(profile, microbatches, chunks, group)

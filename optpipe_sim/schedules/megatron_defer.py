@@ -42,9 +42,6 @@ def megatron_defer(
     """
     if deferred < 0:
         raise InvalidSchedule(f"deferred: must be at least 0 microbatches, got {deferred}")
-    count = profile.chunks if chunks is None else chunks
-    if group is not None and count == 1:
-        raise InvalidSchedule(f"group={group}: one chunk has no groups; leave it out")
     base = one_f_one_b_of(profile, microbatches, chunks, group)
     costs = profile.for_shape(base.shape)
     last = base.shape.stages - 1

@@ -66,8 +66,6 @@ def megatron_offload(
         raise InvalidSchedule(f"delta: must be at least 0 bytes, got {delta}")
     if not 0 <= fraction <= 1:
         raise InvalidSchedule(f"fraction: must be from 0 to 1, got {fraction}")
-    if group is not None and (profile.chunks if chunks is None else chunks) == 1:
-        raise InvalidSchedule(f"group={group}: one chunk has no groups; leave it out")
     base = one_f_one_b_of(profile, microbatches, chunks, group)
     moved = [cost.offloadable for cost in profile.for_shape(base.shape).stages]
     programs = []

@@ -14,7 +14,8 @@ from ..schedules import INTERLEAVED, PLAIN, build, those
 from ..sim import simulate
 from ..trace import Trace
 from .axes import candidate_shapes
-from .starts.published import WHOLE
+from .starts.published import FULL
+from .starts.variants import recomputed_at
 
 # of the time of the best: a plainer plan that is no slower than this is the one to name
 WITHIN = 0.01
@@ -61,10 +62,8 @@ def plain_plans(
     for rank, name in enumerate(order):
         if names is not None and name.partition(":")[0] not in names:
             continue
-        for level in (None, WHOLE) if WHOLE in levels else (None,):
-            told = (
-                name if level is None else f"{name}{',' if ':' in name else ':'}recompute={level}"
-            )
+        for level in (None, FULL) if FULL in levels else (None,):
+            told = name if level is None else recomputed_at(name, level)
             with suppress(OptPipeError):  # not for these microbatches, or stages
                 schedule = build(told, profile, microbatches)
                 trace = simulate(schedule, profile, objective=objective, explain=False)

@@ -86,17 +86,14 @@ class Case(NamedTuple):
     lost: int  # `LastForward.lost`
     releases: np.ndarray  # (stages, m): the earliest start of the n-th F
     backs: np.ndarray  # likewise of the n-th backward
-    tails: (
-        np.ndarray
-    )  # (stages, m): the least time from the end of the n-th backward to the end of everything
+    # (stages, m): the least time from the end of the n-th backward to the end of everything
+    tails: np.ndarray
     follows: np.ndarray  # likewise of the n-th F
-    drains: (
-        np.ndarray
-    )  # (ways, 3) of the last backward: its level, what it recomputes, the W's after it
+    # (ways, 3) of the last backward: its level, what it recomputes, the W's after it
+    drains: np.ndarray
     after: int  # the longest total time of W's after the last backward
-    prices: (
-        np.ndarray
-    )  # (sets, stages, 10), see `device_bound`; none if there is more than one level
+    # (sets, stages, 10), see `device_bound`; none if there is more than one level
+    prices: np.ndarray
 
 
 @step

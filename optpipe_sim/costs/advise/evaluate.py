@@ -293,7 +293,7 @@ def evaluate(
     levels = True if "recompute" in parse_name(name)[1] else None
     profile = profile_of(question, choice, levels, layers=options.get("layers"))
     trace = replayed_freely(profile, m, name)
-    least = lower_bound(profile, m, pairs=bool(profile.pair_hidden))
+    least = lower_bound(profile, m, pairs=True)
     bound = iteration_ns(profile, least.ns)
     row = Row(choice, name, profile, trace, bound, question.global_batch * seq)
     advice = Advice(question, (row,), 1, 0, {}, 0, None, 0.0, (), calibration)

@@ -96,9 +96,7 @@ def what_memory_buys(
         times.append(None if best is None else iteration_ns(profile, best.cost_ns))
         fits = max(profile.least_limits) <= limit or best is not None
         began = time.monotonic()
-        least_ns = (
-            lower_bound(limited, microbatches, pairs=bool(limited.pair_hidden)).ns if fits else 0
-        )
+        least_ns = lower_bound(limited, microbatches, pairs=True).ns if fits else 0
         bounding_s += time.monotonic() - began
         bounds.append(iteration_ns(profile, least_ns) if fits else None)
     for at in range(len(limits) - 2, -1, -1):

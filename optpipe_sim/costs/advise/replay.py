@@ -9,7 +9,7 @@ from ...errors import OutOfMemory
 from ...names import build, parse_name
 from ...profile import CostProfile
 from ...schedule import Schedule
-from ...schedules import FITTED, FITTED_ROOMY, REGISTRY, those
+from ...schedules import FITTED, FITTED_ROOMY, REGISTRY, those, with_option
 from ...sim import simulate
 from ...solvers.starts.published import LOOP
 from ...solvers.treatments import require_alike, restrict
@@ -95,10 +95,10 @@ def replayed(
     if base in LOOP:
         options["chunks"] = profile.chunks
         if profile.slices > 1 and "slices" not in options:
-            name = _with(name, f"slices={profile.slices}")
+            name = with_option(name, "slices", profile.slices)
             options["slices"] = profile.slices
     elif base in (FITTED_ROOMY, FITTED["vee"]) and "limit" not in options:
-        name = _with(name, f"limit={size_text(limit)}")
+        name = with_option(name, "limit", size_text(limit))
         options["limit"] = limit
     few = 2 * profile.devices
     if base not in PLANNED and microbatches >= 2 * few and profile.devices > 1:
@@ -109,11 +109,6 @@ def replayed(
     if per_stage:
         require_alike(schedule)
     return name, trace_of(schedule, profile, base in UNDER_LIMIT)
-
-
-def _with(name: str, option: str) -> str:
-    """Return a schedule's name with one more option."""
-    return f"{name}{',' if ':' in name else ':'}{option}"
 
 
 def replayed_freely(profile: CostProfile, microbatches: int, name: str) -> Trace:

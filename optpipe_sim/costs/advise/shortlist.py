@@ -248,7 +248,7 @@ class Search:
             return None
         if choice.slices > 1 or profile.pair_hidden:
             # costs little; those of whole sequences and single ops do not hold
-            bound = lower_bound(profile, m, pairs=bool(profile.pair_hidden)).ns
+            bound = lower_bound(profile, m, pairs=True).ns
         else:
             goal = profile.objective
             bound = max(
@@ -447,5 +447,5 @@ class Search:
 
 def _tight_ns(profile: CostProfile, microbatches: int) -> float:
     """Return a bound on an iteration of a choice, its pairs included."""
-    least = lower_bound(profile, microbatches, pairs=bool(profile.pair_hidden))
+    least = lower_bound(profile, microbatches, pairs=True)
     return iteration_ns(profile, least.ns)

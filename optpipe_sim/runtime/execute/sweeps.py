@@ -133,9 +133,8 @@ def message_arrivals(lowered: Lowered, sent_ns: Mapping[Op, int]) -> Arrivals:
     for op in sorted(sent_ns, key=lambda op: (sent_ns[op], op)):
         depart = sent_ns[op]
         if profile.serial_links:
-            receiver = op.stage + (
-                1 if op.kind is F else -1
-            )  # a backward sends to the stage before
+            # a backward sends to the stage before
+            receiver = op.stage + (1 if op.kind is F else -1)
             link = place[op.stage], place[receiver]
             depart = max(depart, free.get(link, 0))
             free[link] = depart + profile.occupancy_ns

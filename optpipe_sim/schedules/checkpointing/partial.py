@@ -53,9 +53,6 @@ def partial_checkpoints(
     """
     if keep is not None and keep < 0:
         raise InvalidSchedule(f"keep: must be at least 0 microbatches, got {keep}")
-    count = profile.chunks if chunks is None else chunks
-    if group is not None and count == 1:
-        raise InvalidSchedule(f"group={group}: one chunk has no groups; leave it out")
     base = one_f_one_b_of(profile, microbatches, chunks, group)
     costs = profile.for_shape(base.shape)
     last = [cost.recompute[-1].name if cost.recompute else None for cost in costs.stages]

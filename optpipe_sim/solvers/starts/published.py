@@ -28,7 +28,7 @@ ONE_CHUNK = those(lambda entry: "one" in entry.runs and not entry.offloads, _PAT
 LOOP = those(lambda entry: "loop" in entry.runs, _PATTERNS)
 VEE = those(lambda entry: "vee" in entry.runs, _PATTERNS)
 RECOMPUTING = those(lambda entry: entry.recomputes)  # for the problem's limit
-WHOLE = "full"  # the level of recomputation that every framework has
+FULL = "full"  # the level of recomputation that every framework has
 FRACTIONS = ("0.25", "0.5", "0.75", "1")  # shares of activations that Megatron-LM's rule offloads
 
 
@@ -79,8 +79,8 @@ def told_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
         return
     name = INTERLEAVED if shape.chunks > 1 else PLAIN
     yield from build_those(problem, [name])
-    if WHOLE in levels_of(problem):
-        yield from build_those(problem, [recomputed_at(name, WHOLE)])
+    if FULL in levels_of(problem):
+        yield from build_those(problem, [recomputed_at(name, FULL)])
 
 
 def interleaved_schedules(

@@ -27,7 +27,7 @@ from ...ops import B, F, O, R
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...schedule.fused import as_split
-from ...schedules import FITTED, GROUPED, GROUPED_OFFLOADED, build
+from ...schedules import FITTED, GROUPED, GROUPED_OFFLOADED, build, with_option
 from ...schedules.copies import with_copies
 from ...schedules.gis import grouped
 from ...schedules.recompute import at_level, taken_apart, with_level
@@ -99,7 +99,7 @@ def ways_of(problem: Problem, best_ns: float = float("inf")) -> list[Way | None]
 
 def recomputed_at(name: str, level: str) -> str:
     """Return the name of a schedule with recomputation inside its backwards."""
-    return f"{name}{',' if ':' in name else ':'}recompute={level}"
+    return with_option(name, "recompute", level)
 
 
 def both_ways(built: Iterable[tuple[str, Schedule]]) -> Iterator[tuple[str, Schedule]]:

@@ -266,7 +266,7 @@ def _told(
     profile = profile_of(found.question, choice, levels=not fixed, items=True, layers=layers)
     schedule = other.choice.build(profile, choice.microbatches)
     trace = simulate(schedule, profile)
-    least = lower_bound(profile, choice.microbatches, pairs=bool(profile.pair_hidden))
+    least = lower_bound(profile, choice.microbatches, pairs=True)
     bound = iteration_ns(profile, least.ns)
     return replace(
         found.rows[0],
