@@ -32,9 +32,9 @@ def draw(rows: Sequence[Compared]) -> Figure:
         times.set_ylim(len(names) - 0.4, -0.6)
         for label, name in zip(times.get_yticklabels(), names, strict=True):
             label.set_color(INK if name[0] in MACHINES else MUTED)
-        peaks.legend(*times.get_legend_handles_labels(), fontsize=7, frameon=True,
-                     loc="lower right", bbox_to_anchor=(1, 0), facecolor="white", edgecolor="none", framealpha=1)  # fmt: skip
-        figure.tight_layout()
+        handles, labels = times.get_legend_handles_labels()
+        figure.legend(handles, labels, fontsize=7, frameon=False, loc="lower center", ncols=2)
+        figure.tight_layout(rect=(0, 0.06, 1, 1))  # the legend is below
         figure.subplots_adjust(left=0.33)  # the longest name, which tight_layout cuts
     return figure
 
