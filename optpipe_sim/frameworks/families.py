@@ -67,8 +67,8 @@ def _megatron_refusal(schedule: Schedule, profile: CostProfile) -> str | None:
     if megatron.member(schedule, profile) is not None:
         return None
     return (
-        "Megatron-LM runs 1F1B and interleaved 1F1B in groups, recomputes one level on all stages, and"
-        " offloads by its own rule"
+        "Megatron-LM runs 1F1B and interleaved 1F1B in groups, recomputes one level on all stages (or full but"
+        " for some of the microbatches in flight), and offloads by its own rule"
     )
 
 

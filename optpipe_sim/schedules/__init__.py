@@ -221,6 +221,7 @@ GROUPED: Final = "gis"  # microbatches pass the chunks in groups; all activation
 GROUPED_OFFLOADED: Final = "po"  # the same, some chunks offloaded
 MEGATRON_OFFLOAD: Final = "megatron-offload"
 MEGATRON_DEFER: Final = "megatron-defer"
+MEGATRON_PARTIAL: Final = "megatron-partial"
 # interleaved 1F1B whose activations leave, in groups like it
 INTERLEAVED_OFFLOADED: Final = "kimi-k2"
 ADAOFFLOAD: Final = "adaoffload"  # also the engine that runs it

@@ -9,11 +9,11 @@ from layouts import layouts
 from megatron_grammar import accept, stages_of
 from test_megatron import profile_of
 
-from optpipe_sim import build, load_profile
+from optpipe_sim import CostProfile, build, load_profile
 from optpipe_sim.errors import OptPipeError, OutOfMemory
 from optpipe_sim.frameworks.megatron.best_plan import best, chunk_counts
-from optpipe_sim.frameworks.megatron.family import Choice, choices, plan_for, plan_of
-from optpipe_sim.frameworks.megatron.options import Plan
+from optpipe_sim.frameworks.megatron.family import Choice, choices, nearest, plan_for, plan_of
+from optpipe_sim.frameworks.megatron.options import Plan, Recompute
 from optpipe_sim.frameworks.nearest import replay_unlimited
 from optpipe_sim.frameworks.parts import Part
 from optpipe_sim.profile.layout import with_layout
@@ -111,3 +111,67 @@ def test_layers_that_predict_further_tokens_have_their_place() -> None:
     early = [Part(0, 2, embedding=True), Part(2, 2, mtp=1), Part(4, 0), Part(4, 0, loss=True)]
     with pytest.raises(OptPipeError, match=r"MTP layers \(m\) belong on one stage, a last chunk"):
         Plan(2, 4, tuple(early))
+
+
+def uniform(limit: int) -> CostProfile:
+    """Four stages of four layers, which full recomputation leaves 8 of 100 bytes and a longer backward."""
+    level = {"name": "full", "t_ms": 2, "keep_bytes": 8, "layers": 4}
+    times = {"t_f_ms": 2, "t_b_ms": 2, "t_w_ms": 2, "act_bytes": 100, "layers": 4}
+    stages = {**times, "recompute": [level]}
+    return load_profile({"devices": 4, "stages": stages, "memory_limit_bytes": limit})
+
+
+@pytest.mark.parametrize(
+    ("chunks", "group", "keep"), [(1, None, 0), (1, None, 2), (2, None, 3), (4, 6, 5)]
+)
+def test_partial_checkpoints_are_a_field_beside_the_options(
+    chunks: int, group: int | None, keep: int
+) -> None:
+    profile = uniform(1000)
+    asked = f"megatron-partial:chunks={chunks},keep={keep}" + (f",group={group}" if group else "")
+    for schedule in (build(asked, profile, 12), build(asked, profile, 12).replace(meta={})):
+        choice, found = nearest(schedule, profile)
+        assert not found.lost
+        if keep:
+            assert choice == Choice(chunks, group, "full", kept=keep)
+        else:  # all recompute: an option says so
+            assert choice.level == "full"
+        plan, notes = plan_of(choice, profile, 12)
+        accept(plan.command(), 12)
+        assert plan.options()["recompute-granularity"] == "full"
+        kept = {"num_microbatches_with_partial_activation_checkpoints": choice.kept}
+        assert plan.fields() == (kept if choice.kept is not None else {})
+        assert any("without an option" in note for note in notes) == (choice.kept is not None)
+
+
+def test_partial_checkpoints_exclude_pairs_and_need_full_recomputation() -> None:
+    parts = tuple(Part(at, 1, embedding=at == 0, loss=at == 3) for at in range(4))
+    with pytest.raises(OptPipeError, match="partial_activation_checkpoints: needs full"):
+        Plan(4, 8, parts, kept=1)
+    sizes = (
+        ("overlap-moe-expert-parallel-comm", True),
+        ("expert-model-parallel-size", 8),
+        ("bf16", True),
+    )
+    full = Recompute("full", "uniform", 1)
+    with pytest.raises(OptPipeError, match="excludes full recomputation"):
+        Plan(2, 8, parts, recompute=full, sizes=sizes, kept=1)
+    assert Plan(2, 8, parts, recompute=full, kept=1).fields()
+
+
+def test_what_partial_checkpoints_would_gain_is_said_beside_the_best_of_the_options() -> None:
+    profile = uniform(250)
+    found = best(profile, 12, chunks=[1])
+    assert found.choice.level == "full"
+    assert found.choice.kept is None
+    assert found.partial is not None
+    assert found.partial.trace.fits
+    assert found.partial.cost_ns < found.trace.cost_ns
+    # of all numbers that may be kept, the fastest that fits
+    built = (
+        replay_unlimited(build(f"megatron-partial:keep={k},level=full", profile, 12), profile)
+        for k in range(5)
+    )
+    assert found.partial.cost_ns == min(trace.cost_ns for trace in built if trace.fits)
+    assert best(uniform(10_000), 12, chunks=[1]).partial is None  # nothing has to be recomputed
+    assert found.to_json()["partial"] == "megatron-partial:chunks=1,keep=1,level=full"

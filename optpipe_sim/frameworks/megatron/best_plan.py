@@ -17,7 +17,7 @@ from ...solvers.layers.moved import balanced, device_work, moves
 from ...trace import Trace
 from ...units import format_size
 from ..nearest import replay_unlimited
-from .family import Choice, choices
+from .family import Choice, choices, partial_choices
 
 MOST_CHUNKS = 8  # more chunks only add messages
 MOST_STARTS = 3  # choices that get other layouts, of those that fit and of those that do not
@@ -46,6 +46,8 @@ class Found:
         choice: its choice. `trace`: its replay, in which no op waits for memory; its profile has the
             layout of layers.
         given: the fastest with the given layout; None if that does not fit.
+        partial: the fastest that fits with partial checkpoints, if it is faster than all of these: its count of kept
+            microbatches is a field of Megatron-LM's configuration without an option.
         tried: how many were replayed. `fitting`: how many of them fit.
     """
 
@@ -54,6 +56,7 @@ class Found:
     given: Trace | None
     tried: int
     fitting: int
+    partial: Tried | None = None
 
     @property
     def layers(self) -> list[int | None]:
@@ -69,6 +72,8 @@ class Found:
             "layers": self.layers,
             "given_ns": None if self.given is None else self.given.cost_ns,
             "moved": moved,
+            "partial": self.partial and self.partial.choice.name,
+            "partial_ns": self.partial and self.partial.cost_ns,
         }
 
 
@@ -142,7 +147,28 @@ def best(
         )
     fitting = sum(not one.over for one in tried)
     first = None if given.over else given.trace
-    return Found(found.choice, found.trace, first, len(tried), fitting)
+    partial = None
+    if recompute and found.choice.level is not None:
+        partial = _partial(found, profile, microbatches, objective, chunks)
+    return Found(found.choice, found.trace, first, len(tried), fitting, partial)
+
+
+def _partial(
+    found: Tried,
+    profile: CostProfile,
+    microbatches: int,
+    objective: str | None,
+    chunks: Sequence[int] | None,
+) -> Tried | None:
+    """Return the fastest plan with partial checkpoints that fits, on the given layout and on that of the best plan; None if it is not faster."""
+    best = found
+    layout = replace(found.trace.profile, memory_limit=profile.memory_limit)
+    asked = [(profile, count) for count in chunks or chunk_counts(profile)]
+    for costs, count in (*asked, (layout, found.choice.chunks)):
+        for choice in partial_choices(costs, microbatches, count):
+            one = replayed(choice, choice.build(costs, microbatches), costs, objective)
+            best = min(best, one, key=lambda each: each.key)
+    return best if best is not found else None
 
 
 def replayed(

@@ -2,7 +2,8 @@
 one.
 
 1F1B, or 1F1B interleaved in groups; nothing recomputed, or every stage at one level, or the first
-layers of every chunk; nothing offloaded, or activations by the rule of `megatron_offload`.
+layers of every chunk, or all but some of the microbatches in flight; nothing offloaded, or activations by the rule of
+`megatron_offload`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from ...errors import InvalidSchedule, OptPipeError
 from ...ops import COMPUTE, F
 from ...profile import CostProfile
 from ...schedule import Schedule
-from ...schedules import INTERLEAVED, MEGATRON_DEFER, MEGATRON_OFFLOAD, PLAIN, build, parse_name
+from ...schedules import (
+    INTERLEAVED,
+    MEGATRON_DEFER,
+    MEGATRON_OFFLOAD,
+    MEGATRON_PARTIAL,
+    PLAIN,
+    build,
+    parse_name,
+)
 from ...schedules.megatron_defer import head_alone
 from ...schedules.recompute import first_layers
 from ..nearest import Nearest, compare, replay_unlimited
@@ -26,6 +35,7 @@ from ..parts import Part, parts_of
 from .model import model_in, model_options, sequence_in, unsaid
 from .options import OVERLAP, RECOMPUTED, Offloading, Plan, Recompute
 
+NAMES = (PLAIN, INTERLEAVED, MEGATRON_OFFLOAD, MEGATRON_DEFER, MEGATRON_PARTIAL)
 FRACTIONS = (Fraction(1), Fraction(3, 4), Fraction(1, 2), Fraction(1, 4))
 DENSE = (
     "attn_norm",
@@ -63,6 +73,8 @@ class Choice:
             where the exchange of experts' tokens overlaps. With offloading that order is not modelled:
             the replay has that without pairs.
         deferred: of how many microbatches the gradients of the head's weights run at the end, 0: of all; None: of none.
+        kept: how many of the microbatches in flight on a rank keep their activations where the others recompute; None: what
+            is recomputed does not depend on the microbatch.
     """
 
     chunks: int
@@ -73,6 +85,7 @@ class Choice:
     delta: int = 0
     pairs: bool = False
     deferred: int | None = None
+    kept: int | None = None
 
     @property
     def name(self) -> str:
@@ -87,7 +100,12 @@ class Choice:
             base = MEGATRON_DEFER
             options = {"chunks": self.chunks, "deferred": self.deferred}
         given: dict[str, Any] = {"delta": self.delta or None, "group": self.group}
-        given |= {"recompute": self.level, "layers": self.layers}
+        if self.kept is not None:
+            base = MEGATRON_PARTIAL
+            options = {"chunks": self.chunks, "keep": self.kept}
+            given["level"] = self.level
+        else:
+            given |= {"recompute": self.level, "layers": self.layers}
         given |= {"pairs": "yes" if self.pairs else None}
         options |= {key: value for key, value in given.items() if value is not None}
         return (
@@ -109,12 +127,14 @@ def choice_of(name: str) -> Choice | None:
         base, options = parse_name(name)
     except OptPipeError:
         return None
-    if base not in (PLAIN, INTERLEAVED, MEGATRON_OFFLOAD, MEGATRON_DEFER) or options.pop(
-        "apart", False
-    ):
+    if base not in NAMES or options.pop("apart", False):
         return None
-    options["level"] = options.pop("recompute", None)
     chunks = options.pop("chunks", 1 if base == PLAIN else 0)
+    if base == MEGATRON_PARTIAL:
+        if not {"keep", "level"} <= set(options):  # chosen by the profile: see `_guesses`
+            return None
+        return Choice(chunks, options.get("group"), options["level"], kept=options["keep"])
+    options["level"] = options.pop("recompute", None)
     if base == MEGATRON_OFFLOAD:
         options.setdefault("fraction", Fraction(1))
     if base == MEGATRON_DEFER:
@@ -221,6 +241,7 @@ def plan_of(
         (*_sizes(profile, microbatches), *_deferral(choice)),
         tuple(model_options(model, sequence_in(profile))) if model else (),
         str(machine.get("name", "")).startswith(OLD_LINKS),
+        choice.kept,
     )
     return plan, (*notes, *plan.notes(), *(unsaid(model) if model else [NO_MODEL]))
 
@@ -403,6 +424,27 @@ def choices(profile: CostProfile, microbatches: int, chunks: int) -> Iterator[Ch
                     yield Choice(chunks, group, level, layers, fraction, delta)
 
 
+def partial_choices(profile: CostProfile, microbatches: int, chunks: int) -> Iterator[Choice]:
+    """Yield, per group size, the choice that keeps as many of the microbatches in flight as fit the profile's limit, if
+    that is some of them and not all."""
+    if exchange_overlaps(profile) or profile.memory_limit is None:
+        return
+    for group in group_sizes(profile.devices, microbatches) if chunks > 1 else [None]:
+        asked = f"{MEGATRON_PARTIAL}:chunks={chunks},level=full"
+        with suppress(OptPipeError):
+            schedule = build(asked + (f",group={group}" if group else ""), profile, microbatches)
+            kept = _kept_in(schedule)
+            if kept and schedule.recompute:
+                yield Choice(chunks, group, "full", kept=kept)
+
+
+def _kept_in(schedule: Schedule) -> int:
+    """Return how many forwards of the first rank keep their activations before one that does not."""
+    forwards = (op for op in schedule.flat_programs[0] if op.kind is F)
+    kept = (not schedule.levels.table[op.stage, op.microbatch] for op in forwards)
+    return next((at for at, one in enumerate(kept) if not one), schedule.shape.microbatches)
+
+
 def nearest(schedule: Schedule, profile: CostProfile) -> tuple[Choice, Nearest]:
     """Find the schedule that Megatron-LM runs instead of a schedule: the schedule itself if it is
     in the family; else the fastest of the family with as many chunks that fits, or the one with
@@ -462,3 +504,5 @@ def _guesses(schedule: Schedule) -> Iterator[Choice]:
     levels = set(schedule.recompute.values())
     level = levels.pop() if len(levels) == 1 else None
     yield Choice(shape.chunks, group, level, pairs=schedule.has_pairs)
+    if level == "full" and not schedule.has_pairs:
+        yield Choice(shape.chunks, group, level, kept=_kept_in(schedule))

@@ -29,8 +29,12 @@ def script(plan: Plan, profile: CostProfile, comments: Sequence[str]) -> str:
     """Return a bash script that starts a plan with torchrun on all nodes; `comments` begin it.
 
     Raises:
-        OptPipeError: for a profile that does not say its GPUs, or its model.
+        OptPipeError: for a profile that does not say its GPUs, or its model, and a plan that needs more than options.
     """
+    if fields := plan.fields():
+        raise OptPipeError(
+            f"no script can start this plan: {', '.join(fields)} has no option, and pretrain_gpt.py has no forward step for it"
+        )
     parallel, machine = profile.meta.get("parallel"), profile.meta.get("machine")
     if not isinstance(parallel, dict) or not isinstance(machine, dict) or not plan.model:
         raise OptPipeError(

@@ -43,6 +43,7 @@ OFFLOADED = (
 
 
 OVERLAP = "overlap-moe-expert-parallel-comm"
+PARTIAL = "num_microbatches_with_partial_activation_checkpoints"
 
 
 class MegatronError(OptPipeError):
@@ -149,6 +150,7 @@ class Plan:
         sizes: what else the plan assumes, by option, where it is known: parallel and batch sizes, number
             format, exchange of tokens.
         model: the options of the model's layers, where they are known.
+        kept: see `Choice`; a field of Megatron-LM's configuration that has no option.
         old_links: the devices are of Hopper or before, where tensor and context parallelism need one connection.
 
     Raises:
@@ -164,6 +166,7 @@ class Plan:
     sizes: tuple[tuple[str, Any], ...] = ()
     model: tuple[tuple[str, Any], ...] = ()
     old_links: bool = False
+    kept: int | None = None
 
     def __post_init__(self) -> None:
         if not self.parts or len(self.parts) % self.devices:
@@ -176,6 +179,7 @@ class Plan:
         if self.recompute is not None:
             self.recompute.check()
         self._check_overlap()
+        self._check_kept()
         self._check_padding()
         if self.offloading is not None:
             self.offloading.check(self.recompute)
@@ -248,6 +252,15 @@ class Plan:
                 f"--{OVERLAP}: excludes full recomputation, and that of the module moe"
             )
 
+    def _check_kept(self) -> None:
+        """Raise for partial checkpoints without full recomputation, which alone can differ by microbatch; that excludes the overlap."""
+        if self.kept is not None and (
+            self.recompute is None or self.recompute.granularity != "full"
+        ):
+            raise MegatronError(
+                f"{PARTIAL}: needs full recomputation, of the microbatches that keep nothing"
+            )
+
     def _check_padding(self) -> None:
         """Raise for experts padded to their capacity where DeepEP sends tokens, which flex uses by default."""
         sizes = dict(self.sizes)
@@ -278,6 +291,10 @@ class Plan:
                 found["moe-grouped-gemm"] = True  # only its experts have these modules
         return {**found, **dict(self.model)}
 
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of Megatron-LM's configuration that a script of one's own has to set: they have no option."""
+        return {} if self.kept is None else {PARTIAL: self.kept}
+
     def environment(self) -> dict[str, str]:
         """Return the environment variables that the options need."""
         found = {} if self.offloading is None else {"NVTE_CPU_OFFLOAD_V1": "1"}
@@ -293,7 +310,13 @@ class Plan:
         return bool({"tensor-model-parallel-size", "context-parallel-size"} & {*dict(self.sizes)})
 
     def notes(self) -> Iterator[str]:
-        """Yield what Megatron-LM warns of, and what its users report."""
+        """Yield what Megatron-LM warns of, what its users report, and what has no option."""
+        if self.kept is not None:
+            yield (
+                f"{PARTIAL}={self.kept} is a field of its configuration without an option: set it where the model is built, and"
+                " give the forward step a third argument, that this microbatch recomputes its layers (pretrain_gpt.py reads another"
+                " thing there); layers look at recompute_granularity, full or None, when they run forward"
+            )
         empty = [
             str(stage)
             for stage, part in enumerate(self.parts)

@@ -120,6 +120,7 @@ def _megatron(arguments: argparse.Namespace, schedule: Schedule, profile: CostPr
         "told": choice.name,
         "microbatches": schedule.shape.microbatches,
         "options": plan.options(),
+        **({"fields": fields} if (fields := plan.fields()) else {}),
         "environment": plan.environment(),
         "command": plan.command(),
     }

@@ -202,6 +202,10 @@ def _show(
     times(out, trace)
     memory(out, trace)
     line(out, "replayed", f"{answer['tried']} plans, of which {answer['fitting']} fit")
+    if answer.get("partial"):
+        faster = f"{answer['partial_ns'] / trace.cost_ns - 1:+.1%}"
+        text = f"{answer['partial']}: {faster} time, by a field of its configuration that has no option"
+        line(out, "partial checkpoints", text)
     if answer["free_iteration_ns"] is not None:
         slower = f"{answer['slower_than_free']:+.1%}"
         free = format_time(answer["free_iteration_ns"])
