@@ -99,3 +99,15 @@ def test_pictures_and_traces(cli) -> None:
     part = cli("simulate p.yaml --schedule zb-h1 -m 4 --gantt part.png --from 10% --to 8ms")
     assert "wrote part.png  from 10% to 8ms" in part.out
     assert Path("part.png").read_bytes() != Path("a/g.png").read_bytes()
+
+
+def test_forwards_alone_have_a_pass_and_a_first_result(cli) -> None:
+    ran = cli("simulate p.yaml --schedule 1f1b -m 8 --forward-only --json")
+    assert ran.json["forward_only"]
+    assert ran.json["first_ns"] < ran.json["makespan_ns"]
+    text = cli("simulate p.yaml --schedule 1f1b -m 8 --forward-only").out
+    assert "forwards alone" in text
+    assert "first result" in text
+    refused = cli("simulate p.yaml --schedule 1f1b -m 8 --forward-only --gantt g.png")
+    assert refused.code == 2
+    assert "--gantt: is nothing for --forward-only" in refused.err

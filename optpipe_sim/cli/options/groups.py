@@ -13,7 +13,7 @@ _OPTIONS = {
     RUN: "--model --machine --calibrate --gpus --devices --global-batch --seq -m --stages --pp --microbatch"
     " --layers --schedule --recompute --dtype --capacity-factor --pad-to-capacity --memory-limit --limits --measured-ms"
     " --measured-tokens-per-s --measured-gib --execution --lengths --device --profile --against --op --mode --fit"
-    " --instance --bound --proof --by --how",
+    " --instance --bound --proof --by --how --forward-only",
     VARY: "--family --treatments --per-stage --schedules --chunks --placement --slices --levels --offload --offload-to"
     " --margin --noise --pairs",
     SEARCH: "--time-limit --gap --top --seed --objective --engine --workers --no-cache --solver --evaluations"

@@ -5,17 +5,21 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ....errors import NoSolution, OutOfMemory
+from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ...options.shared import add_pictures, add_profile, add_schedule_problem
 from ...options.solving import add_objective
 from ...status import DONE, NO
 from ..examples import PROFILE
 
 if TYPE_CHECKING:
+    from ....profile import CostProfile
+    from ....schedule import Schedule
     from ....trace import Trace
     from ...outputs.show import Out
 
 EXAMPLE = f"optpipe-sim simulate {PROFILE} --schedule zb-h1 -m 24 --gantt gantt.png"
+# options that ask for more than forwards have
+NOT_FORWARD = ("objective", "memory_limit", "save", "gantt", "trace", "report")
 SUMMARY = "replay one schedule and print its times and memory"
 
 
@@ -28,6 +32,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME_OR_FILE",
         help="a schedule by name, options after a colon (gis:group=6), or a schedule file (.json,"
         " or torch's .csv)",
+    )
+    parser.add_argument(
+        "--forward-only",
+        action="store_true",
+        help="replay its forwards alone, as in validation or when rollouts are scored: how long does such a pass take, and when does"
+        " the first microbatch come out?",
     )
     add_schedule_problem(parser)
     add_objective(parser)
@@ -57,6 +67,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     ) as error:  # a schedule that plans for a limit that no schedule can keep
         out.result({"schedule": arguments.schedule, "fits": False, "reason": str(error)})
         raise
+    if arguments.forward_only:
+        return _forwards(arguments, out, schedule, profile)
     trace, reason = simulate_or_report(
         schedule, profile, objective=arguments.objective, engine=arguments.engine
     )
@@ -75,6 +87,41 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     )
     _show(out, arguments, trace, fitting, files)
     return DONE if trace.fits else NO
+
+
+def _forwards(
+    arguments: argparse.Namespace, out: Out, schedule: Schedule, profile: CostProfile
+) -> int:
+    """Replay and print the forwards alone."""
+    from ....sim.forwards import forward_pass
+    from ....units import format_time
+    from ...outputs import show
+
+    for name in NOT_FORWARD:
+        if getattr(arguments, name, None):
+            raise OptPipeError(f"--{name.replace('_', '-')}: is nothing for --forward-only")
+    found = forward_pass(schedule, profile)
+    out.result(
+        {
+            "schedule": arguments.schedule,
+            "forward_only": True,
+            **found.to_json(),
+            "chunks": schedule.shape.chunks,
+        }
+    )
+    shape, total = schedule.shape, format_time(found.makespan_ns)
+    out.print(f"{arguments.schedule}, forwards alone: {total} per pass", style="bold")
+    out.print("on", show.headline(found.trace.profile, shape.microbatches))
+    out.print()
+    show.line(out, "first result", f"after {format_time(found.first_ns)}")
+    each = format_time(round((found.makespan_ns - found.first_ns) / max(1, shape.microbatches - 1)))
+    if shape.microbatches > 1:
+        show.line(out, "then", f"{each} per microbatch, on average")
+    show.line(out, "bubble", f"{found.bubble_rate:.1%} of the busiest device's time")
+    show.line(
+        out, "memory", "beside weights not counted: a forward without a backward keeps nothing"
+    )
+    return DONE
 
 
 def _show(
