@@ -205,10 +205,12 @@ def _by_file(tables: Tables) -> Iterator[str]:
         f" {sum(error < 0 for error in errors)} of these are estimated too fast, and the worst is {percent(max(map(abs, errors)))} off"
     )
     yield f"**{percent(median(map(abs, errors)))}** off (median of {len(errors)} published runs)"
-    held = [
-        row["memory"] for row in rows if row["machine"] in MACHINES and row["memory"] is not None
-    ]
-    yield f"**{percent(median(map(abs, held)))}** off (median of {len(held)} published peaks)"
+    h100, b200 = (
+        [abs(row["memory"]) for row in rows if row["machine"] == name and row["memory"] is not None]
+        for name in ("h100-sxm", "b200-sxm")
+    )
+    yield f"**{percent(median(h100))}** off on H100s (median of {len(h100)} published peaks)"
+    yield f"at worst {percent(max(h100))}; {percent(median(b200))} in the {len(b200)} runs of one source on B200s"
     none = [machine for machine in MACHINES if machine not in {row["machine"] for row in rows}]
     yield f"Of the contest's machine files {' and '.join(f'`{each}`' for each in none)} have no published run at all"
 

@@ -57,12 +57,11 @@ def sentences(tables: Tables) -> Iterator[str]:
     yield _table_row("division of the vocabulary's layers, ideal", ways[IDEAL], "divisions")
     own, left = line(ways[MODEL]), line(ways[PAPER])
     yield (
-        f"in **{own.right} of {own.settings}** published settings, or one at most {little} slower"
+        f"in **{own.right} of {own.settings}** published comparisons it was the fastest, or at most {little} slower than that"
     )
     yield (
-        f"under an execution fitted to other models of the same trainer and machine; with its whole paper left out {left.right} of"
-        f" {left.settings}, ideal {line(ways[IDEAL]).right} of {line(ways[IDEAL]).settings}; differences are then"
-        f" {_points(left.median_error)} points off in the median and {_points(max(left.errors))} at worst"
+        f"what messages and launches cost is fitted to other models of the same trainer and machine; with the whole paper left out {left.right} of {left.settings}, and the difference between two"
+        f" schedules is then {_points(left.median_error)} points off in the median and {_points(max(left.errors))} at worst; ideal {line(ways[IDEAL]).right} of {line(ways[IDEAL]).settings}"
     )
     published_ones = [row for row in ranked.values() if row["costs"] == "published"]
     assert len({row["paper"] for row in published_ones}) == 1

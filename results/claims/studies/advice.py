@@ -1,4 +1,4 @@
-"""What results/README.md says of advice."""
+"""What README.md and results/README.md say of advice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" bound. Every seed gives the same plan in {same_plan} of {len(questions)}; without the"
         f" family seeds differ by up to {percent(apart)}."
     )
-    yield f"**{percent(median(slower))}** longer (median of {len(slower)} questions)"
+    yield f"for layouts that `advise` chose {percent(median(slower))} (median of {len(slower)} questions)"
     for runs in questions:
         yield _line({**runs[len(runs) // 2], "free_ns": median(row["free_ns"] for row in runs)})
 

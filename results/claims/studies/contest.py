@@ -48,7 +48,7 @@ def sentences(tables: Tables) -> Iterator[str]:
     ours = [search(methods) for methods in cells.values()]
     gaps = [cell.ns / cell.bound - 1 for cell in ours if cell.bound]
     yield from _table(cells)
-    yield f"its plans take at most **{percent(median(gaps))}** longer than the best possible (median of {len(gaps)} settings)"
+    yield f"at most **{percent(median(gaps))}** longer than the best possible (median of {len(gaps)} settings)"
     yield f"Its gap to the lower bound is {span(gaps, percent)} (median {percent(median(gaps))})"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from experiments.headroom.task import _profile
 from optpipe_sim.study.claims import Tables, percent, span
 
 Row = dict[str, Any]
@@ -14,9 +15,21 @@ WITHIN = 0.01
 def sentences(tables: Tables) -> Iterator[str]:
     rows = tables("headroom")
     plain = [row for row in rows if row["copy"] is None]
+    yield _settings(plain)
     yield from _in_a_v(plain)
     yield from _others(plain)
     yield from _copies(rows)
+
+
+def _settings(plain: Sequence[Row]) -> str:
+    devices, each = ([row[key] for row in plain] for key in ("devices", "per_device"))
+    times = sorted({tuple(row["times"]) for row in plain})
+    one = _profile(devices[0], list(times[0]), None)
+    ops = " or ".join(", ".join(map(str, own)) for own in times)
+    return (
+        f"A *setting* is a pipeline of {span(devices)} devices, equal stages with F, B, W = {ops}, and {span(each)} microbatches per device; a message takes"
+        f" {percent(one.t_comm_ns / one.stages[0].t_f_ns, 0)} of F"
+    )
 
 
 def _of(rows: Sequence[Row], schedule: str) -> list[Row]:

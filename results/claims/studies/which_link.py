@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from experiments.which_link.figure import CLOSE, ENOUGH, NOTHING, OPEN, PAYS, Cell, cells, flips
 from experiments.which_link.task import ENGINES
 from optpipe_sim.study.claims import Tables, percent, span
 
+Row = Mapping[str, Any]
 NAMES = {
     ("llama2-7b", 4096): "LLaMA-2-7B, 4k tokens",
     ("mixtral-8x7b", 4096): "Mixtral-8x7B, 4k",
@@ -27,6 +29,7 @@ def sentences(tables: Tables) -> Iterator[str]:
     yield from _answer(full, less, [one for one in every if one.setting[1] == LONG])
     yield from _row(less)
     yield from _against(full, less, every)
+    yield _too_large(tables("which_link"))
     yield from _table(less)
 
 
@@ -46,27 +49,43 @@ def _answer(full: Sequence[Cell], less: Sequence[Cell], long: Sequence[Cell]) ->
     rates = [one.rate for one in full]
     yield (
         f"In half or a quarter of the memory that 1F1B's activations take, sequences of {span((one.setting[1] // 1024 for one in short), '{}k'.format)} tokens and copies of {FAST} GB/s or more on an"
-        f" H100, the best schedules found with offloading are **{_gains(fast)}** faster than the best without: in {len(_of(fast, PAYS))} of {len(fast)} cells nothing without it can be as fast, in"
-        f" {len(_of(fast, ENOUGH))} more nothing at all is {percent(CLOSE, 0)} faster than offloading alone"
+        f" H100, the best schedules found with offloading are **{_gains(fast)}** faster than the best without: in {len(_of(fast, PAYS))} of {len(fast)} cells nothing without it can be as fast in"
+        f" the two cuts that were tried (two chunks per device in a V, or four in a loop), in {len(_of(fast, ENOUGH))} more nothing at all is {percent(CLOSE, 0)} faster than offloading alone, and"
+        f" {len(_of(fast, OPEN))} are open"
     )
     yield (
         f"With all of that memory no link up to {max(rates):g} GB/s gains more than {percent(max(one.most for one in full))}, and with {LONG // 1024}k tokens none gains more than"
-        f" {percent(max(one.most for one in long))} in any memory: proven in all {len(full)} and all {len(long)} cells, within the {percent(full[0].toss_up)} by which a replayed difference may be off"
+        f" {percent(max(one.most for one in long))} in any memory: proven for these cuts in all {len(full)} and all {len(long)} cells, within the {percent(full[0].toss_up)} by which a replayed difference"
+        " may be off"
     )
     at = [one.copy_over_work for one in long if one.rate == EASY]
     yield (
         f"Long sequences are where copies hide most easily, at {EASY} GB/s in {span(at, '{:.1f}'.format)} times the time of compute, and where they pay least: beside attention, which grows"
         " with the square of the length and need not be recomputed, recomputing the rest costs little"
     )
-    yield f"With {span({one.rate for one in slow}, '{:g}'.format)} GB/s {len(_of(slow, PAYS, ENOUGH))} of {len(slow)} of the shorter cells are proven to pay, and the best found gain {_gains(slow)}"
+    yield (
+        f"With {span({one.rate for one in slow}, '{:g}'.format)} GB/s {len(_of(slow, PAYS, ENOUGH))} of {len(slow)} of the shorter cells are proven to pay, and the best found gain"
+        f" {_gains(slow)}; at {PCIE} GB/s on two engines, about what a GPU alone gets from PCIe 5, {_gains(_at_link(short, PCIE, ENGINES[1]))}; at"
+        f" {EASY} GB/s on one engine, about as in the machine file `h100-sxm`, {_gains(_at_link(short, EASY, ENGINES[0]))}"
+    )
 
 
 def _row(less: Sequence[Cell]) -> Iterator[str]:
     fast = [one for one in less if one.setting[1] < LONG and one.rate >= FAST]
-    yield f"with half of 1F1B's memory or less and {FAST} GB/s or more, by **{span((one.gain for one in fast), percent)}** ({len(fast)} cells)"
-    yield f"with all of that memory or {LONG // 1024}k tokens, proven, by no more than a toss-up"
-    proven = len(_of(fast, PAYS))
-    yield f"nothing without it can be as fast in {proven} of the {len(fast)}"
+    short = [one for one in less if one.setting[1] < LONG]
+    yield (
+        f"by **{_gains(fast)}** ({len(fast)} cells), with half of 1F1B's memory or less, up to {max(one.setting[1] for one in short) // 1024}k tokens and copies of {FAST} GB/s or more"
+    )
+    yield (
+        f"at {PCIE} GB/s, about what a GPU alone gets from PCIe 5, {_gains(_at_link(short, PCIE, ENGINES[1]))}; at {EASY}, about what the contest's H100s have,"
+        f" {_gains(_at_link(short, EASY, ENGINES[0]))}"
+    )
+    yield f"with all of 1F1B's memory, or {LONG // 1024}k tokens, it is proven to gain no more than a toss-up"
+    yield f"no plan without it can be as fast in {len(_of(fast, PAYS))} of the {len(fast)}"
+
+
+def _at_link(found: Sequence[Cell], rate: float, engines: str) -> list[Cell]:
+    return [one for one in found if (one.rate, one.engines) == (rate, engines)]
 
 
 def _against(full: Sequence[Cell], less: Sequence[Cell], every: Sequence[Cell]) -> Iterator[str]:
@@ -94,12 +113,21 @@ def _against(full: Sequence[Cell], less: Sequence[Cell], every: Sequence[Cell]) 
     )
 
 
+def _too_large(rows: Sequence[Row]) -> str:
+    """Return which limits are more than the machine has."""
+    over = [row for row in rows if row["limit_bytes"] > row["machine_bytes"]]
+    (setting,) = {(row["model"], row["seq"]) for row in over}
+    assert {row["share"] for row in over} == {1, 0.5}
+    most = max(row["limit_bytes"] / row["machine_bytes"] for row in over)
+    return f"With {setting[1] // 1024}k tokens all of 1F1B's memory, and half of it, is more than an H100 has (up to {most:.1f} times as much): only the cells in a quarter of it could be run on one"
+
+
 def _link(one: Cell) -> str:
     return f"{one.rate:g} GB/s on {'one engine' if one.engines == ENGINES[0] else 'two engines'}"
 
 
 def _table(less: Sequence[Cell]) -> Iterator[str]:
-    yield f"gains at {PCIE} GB/s on two engines, about what PCIe 5 gives"
+    yield f"gains at {PCIE} GB/s on two engines, about what a GPU alone gets from PCIe 5"
     for setting, name in NAMES.items():
         own = [one for one in less if one.setting == setting]
         yield f"| {name} | {_first(own, 0.5)} | {_first(own, 0.25)} | {_at_pcie(own, 0.5)} | {_at_pcie(own, 0.25)} |"
@@ -123,6 +151,6 @@ def _first(own: Sequence[Cell], share: float) -> str:
 
 
 def _at_pcie(own: Sequence[Cell], share: float) -> str:
-    """Return the gain at what PCIe 5 gives, with two engines."""
+    """Return the gain at what PCIe 5 gives a GPU alone, with two engines."""
     (one,) = (one for one in own if (one.share, one.engines, one.rate) == (share, ENGINES[1], PCIE))
     return percent(one.gain)
