@@ -54,7 +54,7 @@ def plan_slots(earliest, latest, engines, links):
             back -= 1
         if out >= back:
             continue
-        slots[pair] = out, back
+        slots[pair, 0], slots[pair, 1] = out, back
         for way in range(2):
             for resource in (engines[pair, way], links[pair, way]):
                 at = _place(taken, resource, slots[pair, way])
