@@ -302,7 +302,13 @@ def _searches(point: Point) -> bool:
 
 def _how(record: Record) -> Row:
     """Return the conditions, besides its parameters, on which the result of a search depends."""
-    return {"point_s": round(record.seconds, 3), "load": record.load, "commit": record.commit}
+    used = None if record.cpu_s is None else round(record.cpu_s, 3)
+    return {
+        "point_s": round(record.seconds, 3),
+        "cpu_s": used,
+        "load": record.load,
+        "commit": record.commit,
+    }
 
 
 def _manifest(

@@ -353,6 +353,7 @@ def test_seeds_vary_fastest_and_searches_say_how_they_were_run(write, tmp_path) 
     for row in rows:
         assert (row["cores"], row["time_limit"]) == (1, 0.2)
         assert row["point_s"] > 0
+        assert row["cpu_s"] > 0
         assert row["load"] >= 0
         assert row["commit"] is None or len(row["commit"].rstrip("+")) == 10
 
@@ -363,7 +364,9 @@ def test_fast_takes_one_seed_and_what_does_not_search_says_nothing_of_the_machin
     fast = load_experiment(write(seeds=5, fast={"time_limit": 0.1}, **SOLVED), fast=True)
     assert {point.parameters["seed"] for point in plan(fast)} == {0}
     sweep(load_experiment(write("plain")), tmp_path / "results")
-    assert not {"load", "commit", "point_s"} & set(load_table(tmp_path / "results", "plain")[0])
+    assert not {"load", "commit", "point_s", "cpu_s"} & set(
+        load_table(tmp_path / "results", "plain")[0]
+    )
 
 
 @pytest.mark.parametrize(

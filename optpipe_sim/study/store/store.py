@@ -23,7 +23,8 @@ STALE_S = 3600  # age of a temporary file whose writer must be dead
 @dataclass(frozen=True)
 class Record:
     """What became of a point: its rows, or the error in one line; how long it took; when; how busy
-    the machine was when it began (the load of the last minute); with which commit."""
+    the machine was when it began (the load of the last minute); with which commit; how much CPU time it had, s,
+    which is less than it took on a machine that is too busy."""
 
     rows: list[Row]
     error: str | None
@@ -31,6 +32,7 @@ class Record:
     date: str
     load: float | None = None
     commit: str | None = None
+    cpu_s: float | None = None
 
 
 @dataclass(frozen=True)
