@@ -32,6 +32,8 @@ MODELS: dict[str, Any] = {"gpt-1t": GPT_1T, "kimi-k2": KIMI_K2}
 
 # model, machine, layout and length: cuts as "devices cut microbatches freedom". A cut is a number of chunks in a loop, or
 # V; a freedom has o where activations may be offloaded, r where they may be recomputed, - where neither.
+# Profiles are files that keep the rates they were made at: those of A100s were made while `a100-80gb` had the rates of data
+# sheets, and the fitted ones were in `a100-80gb-megatron`, which is now another name of it.
 ESTIMATED: list[tuple[str, str, dict[str, Any], list[str]]] = [
     ("llama2-7b", "a100-80gb", {"seq": 4096}, ["4 1 16 -", "8 V 32 -", "8 2 32 r", "4 1 8 or", "4 3 12 o"]),
     ("llama2-7b", "rtx4090", {"seq": 2048}, ["8 1 16 o", "8 V 32 or", "16 1 32 or", "16 2 32 -"]),

@@ -20,7 +20,7 @@ from .run import estimated, measured_ns
 
 SOURCE = "foundry"
 PARTS = {"gemm": "gemm", "attention": "attention", "bandwidth": "elementwise"}  # by rate
-MACHINES = ("a100-80gb-megatron", "h100-sxm")
+MACHINES = ("a100-80gb", "h100-sxm")
 
 
 def kernels() -> Iterator[dict[str, Any]]:
@@ -59,7 +59,7 @@ def _runs(name: str) -> tuple[Machine, list[dict[str, Any]], np.ndarray]:
     """Return a machine, the source's runs on it, and the parts of each one's time."""
     data = published("runs")
     rows = [{**data["sources"][row["source"]]["options"], **row} for row in data["rows"]]
-    mine = [row for row in rows if row["source"] == SOURCE and name.startswith(row["machine"])]
+    mine = [row for row in rows if row["source"] == SOURCE and name == row["machine"]]
     return load_machine(name), mine, np.array([_parts(row, name, data) for row in mine])
 
 

@@ -7,8 +7,6 @@ from itertools import combinations
 from statistics import median
 from typing import Any, NamedTuple
 
-from optpipe_sim.costs import load_machine
-from optpipe_sim.costs.advise.evaluate import evaluate
 from optpipe_sim.costs.doubt import FEATURES, OFFLOADING, POOR, Compared
 from optpipe_sim.costs.machine_files import machine_names
 
@@ -18,7 +16,6 @@ HOW = {
     "fit": ", fitted to",
     "model left out": ", fitted to its other models (the source itself is not left out)",
 }
-VARIANTS = {"a100-80gb": ("a100-80gb", "a100-80gb-megatron")}
 
 
 def report_text(
@@ -104,7 +101,6 @@ def report_text(
         "|---|---|---|---|---|",
         *judged(found),
     ]
-    lines += ["", "## An MFU that no run has reached", "", *beyond()]
     lines += ["", "## Sources, and what an estimate cannot know of them", ""]
     for source in data["sources"].values():
         known = " ".join(source["known"].split())
@@ -167,25 +163,6 @@ def uncovered(rows: Sequence[Compared]) -> Iterator[str]:
             f"| {machine} | {', '.join(without) if here else 'all'} |"
             f" {', '.join(missing) if here else 'all'} |"
         )
-
-
-def beyond() -> list[str]:
-    """Explain why the data sheet's A100 is faster than the fitted one, for a case where it is flagged."""
-    found = []
-    for name in VARIANTS["a100-80gb"]:
-        asked = evaluate("qwen2.5-32b", name, 24, 4096, microbatches=96, pp=6, tp=2)
-        plausible, rates = asked.advice.plausibility(asked.row)[0], load_machine(name).rates
-        found.append(
-            f"- {name}: {asked.row.mfu_causal:.1%} with the causal half counted,"
-            f" {'flagged' if plausible is False else 'plausible'}; GEMMs at {rates.gemm} of the peak,"
-            f" {rates.overhead:.1%} of an iteration in no op."
-        )
-    return [
-        "Qwen2.5-32B on 24 A100s (6 stages, 2 GPUs each, two replicas, 96 microbatches, 1F1B). The data sheet's"
-        " file assumes its rates and no time outside of ops; `a100` names the fitted one.",
-        "",
-        *found,
-    ]
 
 
 class Pair(NamedTuple):

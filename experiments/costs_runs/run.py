@@ -38,9 +38,8 @@ from optpipe_sim.sim import simulate
 from optpipe_sim.trace import Trace
 
 from .chart import draw
-from .report import VARIANTS, report_text
+from .report import report_text
 
-# Runs on A100s are estimated at the rates of the data sheet and at the fitted ones.
 _SPLIT = ("tp", "cp", "ep")
 _WORK = (
     "microbatch",
@@ -74,8 +73,7 @@ def _settings(data: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
     for each in data["rows"]:
         source = data["sources"][each["source"]]
         row = {**source["options"], **each}
-        for machine in VARIANTS.get(row["machine"], (row["machine"],)):
-            yield row, machine
+        yield row, row["machine"]
         own = source.get("models_left_out", {})
         if own.get("base") == row["machine"]:
             rates = own["rates"][row["model"]]
@@ -180,7 +178,7 @@ def measured_ns(row: Mapping[str, Any], profile: CostProfile, microbatches: int)
 
 
 def held_out(path: Path) -> Iterator[Compared]:
-    """The rows of ``costs_cells.csv`` that no rate was fitted to, before and after the fit."""
+    """The rows of ``costs_cells.csv`` that no rate was fitted to."""
     causal = _causal_shares(figure_15())
     with path.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["role"] == "check"]
@@ -199,17 +197,16 @@ def held_out(path: Path) -> Iterator[Compared]:
             shares = (0.0, 0.0)
         if row["model"] not in ("gpt-1.5b", "gpt-6.2b", "gpt-10.5b"):
             names.add("several nodes")
-        for machine, key in (("a100-80gb", "before"), ("a100-80gb-megatron", "after")):
-            yield Compared(
-                machine,
-                "dense",
-                "fp16",
-                frozenset(names),
-                float(row[f"{key}_error"]),
-                *shares,
-                f"{row['model']}, {row['quantity'].removesuffix(' iteration_ms')}",
-                row["table"],
-            )
+        yield Compared(
+            "a100-80gb",
+            "dense",
+            "fp16",
+            frozenset(names),
+            float(row["after_error"]),
+            *shares,
+            f"{row['model']}, {row['quantity'].removesuffix(' iteration_ms')}",
+            row["table"],
+        )
 
 
 def _causal_shares(runs: Sequence[Any]) -> dict[tuple[str, int, str], tuple[float, float]]:

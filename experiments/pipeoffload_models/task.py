@@ -17,7 +17,7 @@ VERSION = 1
 _GIB = 2**30
 
 
-def run(model: str, seq: Count, schedule: ScheduleName, machine: str = "a100-80gb-megatron") -> Row:
+def run(model: str, seq: Count, schedule: ScheduleName, machine: str = "a100-80gb") -> Row:
     """Return the estimate of a cell with the machine file's rates, and the published values.
 
     ``outcome`` is ``ran``, ``oom``, ``host`` (out of host memory) or, published only, ``skip`` (not

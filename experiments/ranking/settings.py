@@ -176,7 +176,7 @@ def _holds(row: Mapping[str, Any], profile: CostProfile) -> CostProfile | None:
             "layers": ends,
             "execution": "ideal",
         }
-        machine = load_machine("a100-80gb-megatron")
+        machine = load_machine("a100-80gb")
         return estimate(name, machine, p, levels=False, offload=False, **options)
     if name == "llama2-7b":  # of which 16 layers ran
         model = replace(load_model("llama2-7b"), layers=p * layers)
@@ -244,7 +244,7 @@ def _figure_15() -> Iterator[Setting]:
         "paper": "pipeoffload",
         "trainer": "pipeoffload",
         "machine": A100,
-        "costs": "estimated at the rates of a100-80gb-megatron, which were fitted to this figure's 10.5B and to two models of the zero-bubble paper",
+        "costs": "estimated at the rates of a100-80gb, which were fitted to this figure's 10.5B and to two models of the zero-bubble paper",
         "unit": MFU,
         "memory_is": "activations",
         "kind": "figure_15",
@@ -260,7 +260,7 @@ def _figure_15() -> Iterator[Setting]:
 
 
 def _of_figure_15(row: Mapping[str, Any]) -> Iterator[Run]:
-    rates = load_machine("a100-80gb-megatron").rates
+    rates = load_machine("a100-80gb").rates
     for cell in row["cells"]:
         cell.replays.trace(cell.replays.machine.rates)  # built as in pipeoffload_models
         trace = cell.replays.trace(rates)

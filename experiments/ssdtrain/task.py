@@ -15,7 +15,7 @@ from optpipe_sim.study.tasks import Count, Row
 from optpipe_sim.trace import Trace
 
 VERSION = 1
-BASE = "a100-80gb-megatron"
+BASE = "a100-80gb"
 PARTS = 4  # equal ones of a layer that are kept or offloaded; SSDTrain decides tensor by tensor
 PCIE = 24.0  # GB/s of an A100's 16 lanes of PCIe 4, in one direction: assumed
 AHEAD = 4  # a reload is issued up to so many ops before its backward; the best is taken
@@ -28,7 +28,7 @@ def run(hidden: Count, layers: Count, batch: Count, gb_per_s: float, speed: floa
 
     One device of two that share each layer; one microbatch. The first parts of the model are
     offloaded, as SSDTrain does where it keeps some. `gb_per_s`: what a device's own drives write,
-    and read. `speed`: how fast they compute, as a share of the rates of a100-80gb-megatron, which were
+    and read. `speed`: how fast they compute, as a share of the rates of a100-80gb, which were
     fitted to A100s of 400 W.
 
     Returns:

@@ -50,7 +50,8 @@ def load_machine(source: str | os.PathLike[str] | Mapping[str, Any]) -> Machine:
 
 
 _ALIASES = {
-    "a100": "a100-80gb-megatron",
+    "a100": "a100-80gb",
+    "a100-80gb-megatron": "a100-80gb",  # in files written when the data sheet's rates had a file of their own
     "h100": "h100-sxm",
     "h200": "h200-sxm",
     "b200": "b200-sxm",

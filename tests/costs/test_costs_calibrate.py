@@ -19,10 +19,11 @@ from optpipe_sim.costs.calibrate import (
     residuals,
     run,
 )
+from optpipe_sim.costs.machines import Rates
 from optpipe_sim.costs.published import published, zero_bubble_cells
 from optpipe_sim.errors import OptPipeError
 
-A100 = load_machine("a100-80gb")
+A100 = load_machine("a100-80gb").with_rates(Rates(gemm=0.85, attention=0.55, bandwidth=0.8))
 
 
 def _times(setup: Setup, rates) -> dict[str, float]:

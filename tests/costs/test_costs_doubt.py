@@ -84,8 +84,8 @@ def _median(machine: str, kind: str, dtypes: set[str], source: str = "") -> floa
 
 
 def test_estimates_stay_as_near_as_they_are() -> None:
-    assert _median("a100-80gb-megatron", "dense", {"fp16"}) < 0.025  # held out by the fit
-    assert _median("a100-80gb-megatron", "dense", {"bf16"}, "MosaicML") < 0.09
+    assert _median("a100-80gb", "dense", {"fp16"}) < 0.025  # held out by the fit
+    assert _median("a100-80gb", "dense", {"bf16"}, "MosaicML") < 0.09
     assert _median("b200-sxm", "dense", {"bf16"}) < 0.06
     assert _median("b200-sxm", "experts", {"bf16"}) < 0.04
     assert _median("h100-sxm", "dense", {"bf16"}, "Meta") < 0.04

@@ -179,7 +179,7 @@ def test_free_memory_of_a_published_run() -> None:
 
 def test_iteration_and_mfu() -> None:
     own = {"seq": 4096, "recompute": "norms", "chunks": 5, "execution": "pipeoffload-a100"}
-    profile = estimate("gpt-10.5b", "a100-80gb-megatron", 8, **own)
+    profile = estimate("gpt-10.5b", "a100-80gb", 8, **own)
     trace = simulate(build("1f1b-i", profile, 64), profile, enforce=False)
     time_ns = iteration_ns(profile, trace.cost_ns)
     assert time_ns > trace.cost_ns / (1 - 0.064)
@@ -187,7 +187,7 @@ def test_iteration_and_mfu() -> None:
 
 
 def test_provenance_and_round_trip(tmp_path) -> None:
-    profile = estimate("qwen3-8b", "a100-80gb-megatron", 8, tp=2, seq=8192)
+    profile = estimate("qwen3-8b", "a100-80gb", 8, tp=2, seq=8192)
     meta = profile.meta
     assert meta["provenance"]["t_f, t_b, t_w"] == "estimated with fitted rates"
     assert meta["rates"]["gemm"]["is"].startswith("fitted to the Zero Bubble")

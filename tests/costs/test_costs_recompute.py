@@ -151,7 +151,7 @@ def test_times_by_hand() -> None:
     assert added(llama, True, "mlp", tp=2) == pytest.approx(mlp + messages)
     # collectives that hide behind its linears do so again
     hidden = added(llama, True, "mlp", tp=2, overlap=("tp-comm",))
-    assert mlp <= hidden < mlp + messages
+    assert mlp <= hidden * (1 + 1e-9) < mlp + messages
     # a whole layer with its experts takes longer than these alone, and these longer than the shared ones
     times = [added(MOONLIGHT, False, one, ep=8) for one in ("full", "moe", "shared_experts")]
     assert times == sorted(times, reverse=True)

@@ -18,7 +18,6 @@ from optpipe_sim.costs.published import published
 from optpipe_sim.costs.roofline import gemm_seconds
 
 A100 = load_machine("a100-80gb")
-FITTED = load_machine("a100-80gb-megatron")
 SOURCE = "bigscience"
 
 
@@ -65,11 +64,11 @@ def test_a_fixed_time_is_fitted_beside_the_share() -> None:
 
 def test_two_microbatches_tell_the_fastest_of_those_that_were_not_fitted() -> None:
     """178B on 384 A100s, 4 replicas: 143, 134, 124, 129 s with microbatches of 1, 2, 4, 8. At rates alone 1 comes out fastest."""
-    runs = {key[1] - 400: one for key, one in _runs(FITTED, "gpt-178b").items() if key[1] < 500}
+    runs = {key[1] - 400: one for key, one in _runs(A100, "gpt-178b").items() if key[1] < 500}
     assert sorted(runs) == [1, 2, 4, 8]
-    found = calibrate([runs[1], runs[8]], FITTED, "two")
+    found = calibrate([runs[1], runs[8]], A100, "two")
     assert found.names == ("gemm", "op_us")
-    assert min(runs, key=lambda size: runs[size].predict(FITTED.rates)) == 1
+    assert min(runs, key=lambda size: runs[size].predict(A100.rates)) == 1
     assert min(runs, key=lambda size: runs[size].predict(found.rates)) == 4
     for size in (2, 4):
         assert abs(_off(runs[size], found.rates)) < 0.05
@@ -79,12 +78,12 @@ def test_heads_that_are_no_multiple_of_sixteen_bytes_miss_the_tensor_cores() -> 
     """Hidden 14400 with heads of 150 took 1.38 times as long as 13824 with heads of 216; its FLOPs are 1.09 times as many."""
     for width, dtype in ((150, "fp32"), (152, "bf16"), (216, "bf16")):
         gemm = Gemm("scores", 2048, width, 2048, 12, weights=False)
-        peak = FITTED.peak(dtype) / FITTED.peak("bf16")
-        whole = gemm_seconds(gemm, "F", FITTED, "bf16", 2)
-        same = gemm_seconds(gemm._replace(weights=True), "F", replace(FITTED, rates=replace(FITTED.rates, half_rows=0)), "bf16", 2)  # fmt: skip
+        peak = A100.peak(dtype) / A100.peak("bf16")
+        whole = gemm_seconds(gemm, "F", A100, "bf16", 2)
+        same = gemm_seconds(gemm._replace(weights=True), "F", replace(A100, rates=replace(A100.rates, half_rows=0)), "bf16", 2)  # fmt: skip
         assert whole == pytest.approx(same / peak)
-    (bad,), (good,) = (_runs(FITTED, model).values() for model in ("gpt-199b", "gpt-183b"))
-    predicted = bad.predict(FITTED.rates) / good.predict(FITTED.rates)
+    (bad,), (good,) = (_runs(A100, model).values() for model in ("gpt-199b", "gpt-183b"))
+    predicted = bad.predict(A100.rates) / good.predict(A100.rates)
     assert predicted == pytest.approx(bad.value / good.value, rel=0.1)
 
 
