@@ -69,7 +69,7 @@ def _throughput(
             ax.plot(*zip(*line, strict=True), **look)
             ends.append((*line[-1], schedule_label(name), look["color"]))
     _axis(ax, rows, title)
-    ax.set_ylim(10, 1.06 * most)
+    ax.set_ylim(0, 1.06 * most)
     ax.set_ylabel("sequences per second")
     name_ends(ax, ends, ax.get_xlim()[1] * 1.06)
 

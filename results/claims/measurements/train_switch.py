@@ -25,6 +25,6 @@ def sentences(tables: Tables) -> Iterator[str]:
     yield (
         f"A run of {len(rows)} steps on two CPU ranks switches from 1F1B to a solved schedule; its loss differs from the"
         f" unpipelined model's in {len(other)} of them. An iteration takes {before:.0f} ms before the switch, {after:.0f} ms"
-        f" after it, and {slowed:.0f} ms once a rank is slowed down on purpose (medians): ranks, copies and solver share two cores,"
-        f" so that no gain can be seen."
+        f" after it, though less was predicted, and {slowed:.0f} ms once a rank is slowed down on purpose (medians). Ranks, copies and solver share two cores,"
+        f" so that this says nothing of a gain."
     )
