@@ -41,7 +41,7 @@ from .items import Item
 from .offload import Nvme as Nvme
 from .offload import Offload as Offload
 from .offload import check_offload
-from .parts import change, check_slices, cut_sequence, deal, regroup
+from .parts import change, check_slices, cut_sequence, deal, deal_anew, regroup
 from .streams import pair_hidden
 
 MAX_FACTOR = 10**6  # of a microbatch that differs
@@ -513,7 +513,8 @@ class CostProfile:
 
         Adjacent stages merge (times, act, w, offload, static add up) or a stage divides equally,
         between its layers where their number is given, so that devices have as equal numbers of
-        layers as that allows; see `parts.deal` and `parts.divide`. Messages do not change.
+        layers as that allows; see `parts.deal`, `parts.deal_anew` and `parts.divide`. Messages do
+        not change.
 
         Raises:
             ProfileError: for more chunks than `most_chunks`, a stage too short to divide, or a
@@ -531,8 +532,15 @@ class CostProfile:
         size, parts = self.chunks // shared, chunks // shared
         bare = [without_overhead(cost) for cost in self.stages]
         runs = [bare[at : at + size] for at in range(0, len(bare), size)]
+        loop = placed == expand_placement("loop", self.devices, chunks)
+        anew = deal_anew(runs, parts, self.devices) if loop else None
+        counts: Sequence[Sequence[int] | None] = [anew]
+        if anew is None:
+            counts = deal(runs, parts, placed)
+        else:
+            runs, parts = [bare], len(placed)
         stages: list[StageCost] = []
-        for at, (run, dealt) in enumerate(zip(runs, deal(runs, parts, placed), strict=True)):
+        for at, (run, dealt) in enumerate(zip(runs, counts, strict=True)):
             try:
                 stages += regroup(run, parts, dealt)
             except ProfileError as error:

@@ -132,6 +132,31 @@ def deal(
     return counts
 
 
+def deal_anew(
+    runs: Sequence[Sequence[StageCost]], parts: int, devices: int
+) -> list[int] | None:
+    """Return how many layers each new stage of a loop gets where all runs have equally many, no multiple
+    of `parts`; else None.
+
+    As one layer is then like another, they are dealt over the whole model, and devices have equally many.
+    A device's longer stages are those nearest the middle of the model, so that the longer stages follow
+    each other: neighbours work on long ones at the same time. Where only each run's layers are
+    dealt, long and short stages alternate, and interleaved 1F1B waits for the long ones.
+    """
+    layers = [sum(cost.layers or 0 for cost in run) for run in runs]
+    unknown = any(cost.layers is None for run in runs for cost in run)
+    if unknown or len(set(layers)) > 1 or layers[0] < parts or layers[0] % parts == 0:
+        return None
+    stages = len(runs) * parts
+    each, more = divmod(sum(layers) // devices, stages // devices)
+    counts = [each] * stages
+    for device in range(devices):
+        own = range(device, stages, devices)
+        for stage in sorted(own, key=lambda stage: abs(2 * stage + 1 - stages))[:more]:
+            counts[stage] += 1
+    return counts
+
+
 def _even_out(
     counts: Sequence[list[int] | None], parts: int, placement: Sequence[int], load: list[int]
 ) -> bool:
