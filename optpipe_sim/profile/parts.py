@@ -132,9 +132,7 @@ def deal(
     return counts
 
 
-def deal_anew(
-    runs: Sequence[Sequence[StageCost]], parts: int, devices: int
-) -> list[int] | None:
+def deal_anew(runs: Sequence[Sequence[StageCost]], parts: int, devices: int) -> list[int] | None:
     """Return how many layers each new stage of a loop gets where all runs have equally many, no multiple
     of `parts`; else None.
 

@@ -124,6 +124,21 @@ def _again(
     return other.iteration_ns, max(other.peak_bytes), other.fits
 
 
+def _as_issued(trace: Trace, name: str, microbatches: int) -> tuple[float, int, bool]:
+    """Replay a schedule by name on the costs as given, which it is issued on in its own way."""
+    given = trace.given or trace.profile
+    usual = given.issue(trace.schedule.issued_split).objective
+    other = simulate(
+        build(name, given, microbatches),
+        given,
+        trace.memory_limit,
+        enforce=trace.memory_limit is not None,
+        objective=None if trace.objective == usual else trace.objective,
+        explain=False,
+    )
+    return other.iteration_ns, max(other.peak_bytes), other.fits
+
+
 def _alternatives(trace: Trace) -> Iterator[Alternative]:
     schedule, profile, shape = trace.schedule, trace.profile, trace.schedule.shape
 
@@ -144,11 +159,7 @@ def _alternatives(trace: Trace) -> Iterator[Alternative]:
         for name in USUAL:
             if name == schedule.meta.get("name") or name not in known:
                 continue
-            yield Alternative(
-                f"schedule {name}",
-                "schedule",
-                partial(lambda name: again(build(name, profile, m)), name),
-            )
+            yield Alternative(f"schedule {name}", "schedule", partial(_as_issued, trace, name, m))
     if trace.recomputed:
         kept = schedule.table[:, 0] != C
         yield Alternative(

@@ -46,6 +46,7 @@ def simulate(
     require("profile", profile, CostProfile, "read one with load_profile(PATH)")
     validate(schedule)
     require_known(schedule, profile)
+    given = profile
     profile = profile.for_shape(schedule.shape)
     splits = schedule.issued_split
     objective = objective or profile.issue(splits).objective
@@ -76,7 +77,7 @@ def simulate(
 
         above = excess(schedule, profile, limits, objective)
         raise (Deadlock(f"{above} ({stuck})") if above else stuck) from None
-    return Trace(schedule, profile, *times, limits, objective)
+    return Trace(schedule, profile, *times, limits, objective, given=given)
 
 
 def simulate_or_report(

@@ -48,6 +48,7 @@ class Trace:
         memory_limit: bytes per device that the replay kept, or None.
         objective: ``flush`` (cost is the makespan) or ``span`` (cost is the longest device span).
         fits: False for a trace taken without the limit because the replay under it deadlocks.
+        given: the costs before they were issued as their execution says; None: `profile`.
     """
 
     schedule: Schedule
@@ -58,6 +59,7 @@ class Trace:
     memory_limit: tuple[int, ...] | None = None
     objective: str = "flush"
     fits: bool = True
+    given: CostProfile | None = None
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:

@@ -12,6 +12,7 @@ from unit_profiles import unit_profile
 
 from optpipe_sim import CostProfile, Schedule, Trace, build, simulate
 from optpipe_sim.errors import Deadlock, OptPipeError
+from optpipe_sim.execution import load_execution, shipped_names
 from optpipe_sim.ops import parse_op
 from optpipe_sim.reasons.explain import Step, critical_path, explain, idle, path_parts, why
 from optpipe_sim.reasons.hints import diagnoses, hints
@@ -181,6 +182,24 @@ def test_a_hint_is_what_a_replay_gives() -> None:
     assert name == "zb-v"
     assert (found[0].time_ns, found[0].peak_bytes) == (other.makespan_ns, max(other.peak_bytes))
     assert found[0].gain == pytest.approx(1 - other.makespan_ns / (33 * MS))
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_names() if name != "ideal"])
+def test_a_schedule_that_is_a_hint_is_issued_in_its_own_way(name: str) -> None:
+    """Split backwards take longer than whole ones in most trainers, and links of chunks may not block."""
+    long = unit_profile(4, t_comm_ms=1).map_stages(
+        lambda _, cost: replace(
+            cost, t_f_ns=20 * cost.t_f_ns, t_b_ns=20 * cost.t_b_ns, t_w_ns=20 * cost.t_w_ns
+        )
+    )
+    profile = replace(long, execution=load_execution(name))
+    (found,) = (
+        hint
+        for hint in hints(simulate(build("1f1b", profile, 8), profile))
+        if hint.key == "schedule"
+    )
+    other = simulate(build(found.what.removeprefix("schedule "), profile, 8), profile)
+    assert (found.time_ns, found.peak_bytes) == (other.iteration_ns, max(other.peak_bytes))
 
 
 def test_the_device_with_more_work_is_named() -> None:

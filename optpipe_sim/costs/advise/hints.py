@@ -12,6 +12,7 @@ from ...reasons.hints import MANY_OPS, Alternative, Hint, best_hints
 from ...schedules import USUAL
 from ...solvers.starts.published import LOOP, VEE
 from ...trace import Trace
+from ...units import counted
 from ..provenance import iteration_ns
 from .replay import profile_of, replayed_freely
 from .rows import Row
@@ -97,7 +98,7 @@ def _alternatives(
     for factor in (2, 0.5):
         size, m = choice.microbatch * factor, choice.microbatches / factor
         if size == int(size) and m == int(m):
-            text = f"microbatches of {int(size)} sequences"
+            text = f"microbatches of {counted(int(size), 'sequence')}"
             yield changed(text, "microbatch", microbatch=int(size), microbatches=int(m))
     for zero in (1, 2, 3) if choice.dp * choice.cp > 1 else ():
         if zero != choice.zero:
@@ -107,10 +108,10 @@ def _alternatives(
             ("vee", 2) if name in VEE else ("loop", max(2, choice.chunks) if name in LOOP else 1)
         )
         if name != row.schedule:
-            chunks = f" with {shape[1]} chunks" if name in LOOP else ""
-            yield changed(
-                f"schedule {name}{chunks}", "schedule", name, placement=shape[0], chunks=shape[1]
-            )
+            text = f"schedule {name}" + (f" with {shape[1]} chunks" if name in LOOP else "")
+            if given is not None and shape[1] != choice.chunks:
+                text += " and its own layers per stage"
+            yield changed(text, "schedule", name, placement=shape[0], chunks=shape[1])
 
 
 def _fuller(counts: list[int]) -> list[int]:
