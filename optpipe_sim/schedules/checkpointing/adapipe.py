@@ -122,25 +122,52 @@ def _choices(
     moments: Sequence[_Moment], stages: Sequence[int], costs: CostProfile, room: int | None
 ) -> _Choices:
     """Build, chunk by chunk, all choices that no other choice beats in time and in the bytes held
-    at every moment; those that hold more than `room` are left out."""
-    table = costs.op_table
+    at every moment; with `room` only those that may become the fastest that hold no more at any moment, and of
+    the last chunk's no more than one."""
     found = _Choices(
         np.zeros(1, np.int64), np.zeros((1, len(moments)), np.int64), np.zeros((1, 0), np.int64)
     )
-    for chunk, stage in enumerate(stages):
-        levels = len(costs.stages[stage].recompute)
-        ways = np.array([KEEP, *map(inside, range(1, levels + 1))])
-        held = np.array([_held(table, moments, chunk, stage, way) for way in ways.tolist()])
-        old, new = np.divmod(np.arange(len(found.time_ns) * len(ways)), len(ways))
+    every = [_ways(moments, chunk, stage, costs) for chunk, stage in enumerate(stages)]
+    for chunk, ways in enumerate(every):
+        old, new = np.divmod(np.arange(len(found.time_ns) * len(ways.time_ns)), len(ways.time_ns))
         grown = _Choices(
-            found.time_ns[old] + table.duration_ns[BW, stage, ways[new]],
-            found.held[old] + held[new],
-            np.column_stack((found.treatments[old], ways[new])),
+            found.time_ns[old] + ways.time_ns[new],
+            found.held[old] + ways.held[new],
+            np.column_stack((found.treatments[old], ways.treatments[new])),
         )
         if room is not None:
-            grown = _rows(grown, np.flatnonzero((grown.held <= room).all(axis=1)))
-        found = _best(grown)
+            grown = _may_win(grown, every[chunk + 1 :], room)
+        found = _best(grown, 1 if room is not None and chunk == len(every) - 1 else None)
     return found
+
+
+def _ways(moments: Sequence[_Moment], chunk: int, stage: int, costs: CostProfile) -> _Choices:
+    """Return the choices of one chunk."""
+    table, levels = costs.op_table, len(costs.stages[stage].recompute)
+    ways = np.array([KEEP, *map(inside, range(1, levels + 1))])
+    held = np.array([_held(table, moments, chunk, stage, way) for way in ways.tolist()])
+    return _Choices(table.duration_ns[BW, stage, ways], held, ways[:, None])
+
+
+def _may_win(choices: _Choices, later: Sequence[_Choices], room: int) -> _Choices:
+    """Drop the choices that no ways of the later chunks make fit, and those that take longer with their fastest
+    ways than another one that fits with those that hold the least."""
+    least = sum(
+        (ways.held.min(axis=0) for ways in later), np.zeros(choices.held.shape[1], np.int64)
+    )
+    left = _rows(choices, np.flatnonzero((choices.held + least <= room).all(axis=1)))
+    thrifty = [int(ways.held.sum(axis=1).argmin()) for ways in later]
+    held = sum(
+        (ways.held[at] for ways, at in zip(later, thrifty, strict=True)), np.zeros_like(least)
+    )
+    fits = (left.held + held <= room).all(axis=1)
+    if not fits.any():
+        return left
+    most = left.time_ns[fits].min() + sum(
+        ways.time_ns[at] for ways, at in zip(later, thrifty, strict=True)
+    )
+    soonest = left.time_ns + sum(ways.time_ns.min() for ways in later)
+    return _rows(left, np.flatnonzero(soonest <= most))
 
 
 def _held(
@@ -160,12 +187,13 @@ def _rows(choices: _Choices, which: np.ndarray) -> _Choices:
     return _Choices(*(array[which] for array in choices))
 
 
-def _best(choices: _Choices) -> _Choices:
-    """Return the choices that no other one covers; of equal ones the first by its treatments."""
+def _best(choices: _Choices, most: int | None = None) -> _Choices:
+    """Return the choices that no other one covers, the fastest first and at most so many; of equal ones the first
+    by its treatments."""
     keys = np.column_stack((choices.time_ns, choices.held, choices.treatments))
     left = _rows(choices, np.lexsort(keys.T[::-1]))
     kept = []
-    while len(left.time_ns):
+    while len(left.time_ns) and (most is None or len(kept) < most):
         kept.append(_rows(left, np.arange(len(left.time_ns)) == 0))
         left = _rows(left, (left.held < left.held[0]).any(axis=1))
     return _Choices(*map(np.concatenate, zip(*kept, strict=True))) if kept else left
