@@ -15,8 +15,7 @@ UNKNOWN = "not recorded"
 def sentences(tables: Tables) -> Iterator[str]:
     for path in sorted(Path(__file__).parents[1].glob("*.manifest.json")):
         name = path.name.removesuffix(".manifest.json")
-        if name != "ranking":  # has a page of its own
-            yield sentence(tables(f"{name}.manifest")[0], tables(name))
+        yield sentence(tables(f"{name}.manifest")[0], tables(name))
 
 
 def sentence(manifest: dict[str, Any], rows: list[dict[str, Any]]) -> str:
