@@ -152,20 +152,15 @@ def _ways(moments: Sequence[_Moment], chunk: int, stage: int, costs: CostProfile
 def _may_win(choices: _Choices, later: Sequence[_Choices], room: int) -> _Choices:
     """Drop the choices that no ways of the later chunks make fit, and those that take longer with their fastest
     ways than another one that fits with those that hold the least."""
-    least = sum(
-        (ways.held.min(axis=0) for ways in later), np.zeros(choices.held.shape[1], np.int64)
-    )
+    none = np.zeros(choices.held.shape[1], np.int64)
+    least = sum((ways.held.min(axis=0) for ways in later), none)
     left = _rows(choices, np.flatnonzero((choices.held + least <= room).all(axis=1)))
-    thrifty = [int(ways.held.sum(axis=1).argmin()) for ways in later]
-    held = sum(
-        (ways.held[at] for ways, at in zip(later, thrifty, strict=True)), np.zeros_like(least)
-    )
-    fits = (left.held + held <= room).all(axis=1)
+    thrifty = [_rows(ways, ways.held.sum(axis=1).argsort()[:1]) for ways in later]
+    held = left.held + sum((way.held[0] for way in thrifty), none)
+    fits = (held <= room).all(axis=1)
     if not fits.any():
         return left
-    most = left.time_ns[fits].min() + sum(
-        ways.time_ns[at] for ways, at in zip(later, thrifty, strict=True)
-    )
+    most = left.time_ns[fits].min() + sum(way.time_ns[0] for way in thrifty)
     soonest = left.time_ns + sum(ways.time_ns.min() for ways in later)
     return _rows(left, np.flatnonzero(soonest <= most))
 
@@ -192,7 +187,7 @@ def _best(choices: _Choices, most: int | None = None) -> _Choices:
     by its treatments."""
     keys = np.column_stack((choices.time_ns, choices.held, choices.treatments))
     left = _rows(choices, np.lexsort(keys.T[::-1]))
-    kept = []
+    kept: list[_Choices] = []
     while len(left.time_ns) and (most is None or len(kept) < most):
         kept.append(_rows(left, np.arange(len(left.time_ns)) == 0))
         left = _rows(left, (left.held < left.held[0]).any(axis=1))
