@@ -78,7 +78,7 @@ def _against_rules(cells: Cells) -> Iterator[str]:
         over for key, best in rules.items() if (over := ours[key].time.most / best.cell.ns - 1) > 0
     ]  # type: ignore[union-attr]
     yield (
-        f"In {len(cells)} settings of real devices under their own memory this search (median of"
+        f"In {len(cells)} estimated settings of public models, each in all memory of its devices, this search (median of"
         f" {len(ours[next(iter(cells))].rows)} seeds, {span(map(_seconds, rows), '{:g}'.format)} s on"
         f" {rows[0]['cores']} cores) is"
         f" {_faster(gain.values())} than the fastest of all rules (median {percent(median(gain.values()))}): faster with every seed in"
