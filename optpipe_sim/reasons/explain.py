@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import OptPipeError, require
+from ..op_costs import op_costs
 from ..ops import BW, COMPUTE, B, C, F, O, Op, R
 from ..trace import CAUSES, Trace
 from ..units import format_size, format_time
@@ -44,6 +45,8 @@ def why(trace: Trace, op: Op) -> str:
     first, *others = reasons.of_start(op)
     start, device = reasons.start[op], reasons.device[op]
     head = f"{op} starts at {format_time(start)} on device {device}"
+    if reasons.entry(op) != str(op):
+        head += f", in the one op {reasons.entry(op)}"
     if first.until_ns < start:
         return f"{head}, though nothing keeps it from starting at {format_time(first.until_ns)}."
     sentences = [f"{head}: {_because(reasons, op, first)}."]
@@ -167,14 +170,14 @@ def _idle(reasons: Reasons, device: int) -> list[Gap]:
 
     first = program[0]
     begin = reasons.of_start(first)[0]
-    text = f"{first} is its first op, and {_because(reasons, first, begin)}"
+    text = f"{reasons.entry(first)} is its first op, and {_because(reasons, first, begin)}"
     add(0, reasons.start[first], "fill", first, begin.by, text)
     mark = reasons.end[first]
     for op in program[1:]:
         start = reasons.start[op]
         for cause, until, by, text in _waits(reasons, op) if start > mark else ():
             reach = max(mark, min(until, start))
-            add(mark, reach, cause, op, by, f"{op} waits; {text}")
+            add(mark, reach, cause, op, by, f"{reasons.entry(op)} waits; {text}")
             mark = reach
         mark = reasons.end[op]
     last = max(reasons.end, key=lambda op: (reasons.end[op], reasons.start[op]))
@@ -237,6 +240,7 @@ def explain(trace: Trace, longest: int = 5) -> str:
             f" activations are recomputed, which takes {format_time(again)} of that"
             f" ({again / trace.busy_ns[busiest]:.1%})."
         )
+    lines += _hidden(trace)
     lines += ["", f"Idle time of all {devices} devices, by cause:"]
     idle_ns = trace.idle_ns
     for cause in sorted(CAUSES, key=lambda cause: -idle_ns[cause]):
@@ -261,6 +265,21 @@ def explain(trace: Trace, longest: int = 5) -> str:
         lines += ["", f"{IF}, each replayed:"]
         lines += [f"  - {hint}" for hint in found_too]
     return "\n".join(lines) + "\n"
+
+
+def _hidden(trace: Trace) -> list[str]:
+    """Say how many forwards are one op with a backward, and what these take less than one after the other."""
+    schedule = trace.schedule
+    rows = np.flatnonzero(schedule.paired)
+    if not len(rows):
+        return []
+    together = op_costs(schedule, trace.profile).duration_ns[rows].sum()
+    parted = op_costs(schedule.parted(), trace.profile).duration_ns
+    apart = parted[rows].sum() + parted[rows + 1].sum()
+    return [
+        f"{len(rows)} of {schedule.shape.stages * schedule.shape.units} forwards are one op with a backward; these take"
+        f" {format_time(int(together))} in all, {1 - together / apart:.1%} less than one after the other. The other forwards hide nothing."
+    ]
 
 
 def takes(trace: Trace) -> str:

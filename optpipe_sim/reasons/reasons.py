@@ -90,6 +90,11 @@ class Reasons:
         return {schedule.op(row): schedule.op(row - 1) for row in rows}
 
     @cached_property
+    def behind(self) -> dict[Op, Op]:
+        """For each forward that is one op with a backward, that backward."""
+        return {forward: backward for backward, forward in self.ahead.items()}
+
+    @cached_property
     def before(self) -> dict[Op, Op]:
         """For each op, the op before it on the compute stream or the copy engine."""
         found = {}
@@ -156,6 +161,11 @@ class Reasons:
                     if wanted > 0 and at < len(ends):
                         found[op] = ends[at]
         return found
+
+    def entry(self, op: Op) -> str:
+        """Return an op as its program has it: of a pair, both."""
+        forward = self.ahead.get(op, op)
+        return f"{forward}+{self.behind[forward]}" if forward in self.behind else str(op)
 
     def of_start(self, op: Op) -> list[Reason]:
         """Return all reasons for the start of `op`, the last (binding) one first; of a pair, those of

@@ -314,3 +314,25 @@ def test_parts_add_up(case: tuple[CostProfile, Schedule]) -> None:
             assert sentence.startswith(f"{span.op} starts at ")
             assert "though nothing" not in sentence
         assert explain(trace)
+
+
+def test_a_pair_is_named_as_one_op_with_what_pairs_hide() -> None:
+    """On the second device a pair of F (1) and BW (2) hides half a millisecond, so that it takes 2.5; on the first, the pair waits for
+    the backward's input."""
+    profile = replace(unit_profile(2), pair_hidden=MS // 2)
+    trace = traced(
+        profile,
+        "F0.0 F0.1 F0.2+BW0.0 BW0.1 BW0.2",
+        "F1.0 BW1.0 F1.1 F1.2+BW1.1 BW1.2",
+        m=3,
+    )
+    (gap, *_) = [each for each in idle(trace, 0) if each.cause == "neighbour"]
+    assert "F0.2+BW0.0 waits; BW1.0 (device 1) ends only" in gap.text
+    for op in ("F0.2", "BW0.0"):
+        assert f"{op} starts at 4 ms on device 0, in the one op F0.2+BW0.0" in why(
+            trace, parse_op(op)
+        )
+    text = explain(trace)
+    # two pairs of 3 ms, 0.5 ms of each hidden
+    assert "2 of 6 forwards are one op with a backward; these take 5 ms in all, 16.7% less" in text
+    assert "one op" not in explain(two_stages())
