@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from optpipe_sim.runtime.measure.machine import device_facts
-from optpipe_sim.runtime.model.chain import run_chain
 from optpipe_sim.runtime.model.plan import Plan
 
 PACKAGES = [
@@ -95,7 +94,7 @@ def repeats(plan: Plan, device: torch.device) -> dict[str, Any]:
         for parameter in worker.parameters():
             parameter.grad = torch.zeros_like(parameter)
         worker.start_step(tokens, tokens)
-        run_chain(worker, (0, None), fused=True)
+        worker.run_chain((0, None), fused=True)
         worker.finish_step()
         runs.append([p.grad for p in worker.parameters() if p.grad is not None])
     different = 0

@@ -4,7 +4,7 @@ torch is imported nowhere else in the project; beside users only the command lin
 
     from optpipe_sim.runtime import PipelineStep, profile_modules
 
-To see how a plan runs, read `program/program.py` (what each rank does), `execute/iteration.py` (what
+To see how a plan runs, read `program/program.py` (what each rank does), `execute/rank_step.py` (what
 each step of it does), `execute/threads.py` or `streams.py` (when), and `model/stage.py` (the ops
 themselves).
 """

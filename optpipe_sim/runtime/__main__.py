@@ -152,7 +152,7 @@ def _measure(task: Any, rank: int) -> dict[str, Any]:
     from ..sim.lower import lower
     from .confirm.conditions import conditions
     from .confirm.confirm import machine
-    from .execute.iteration import measured_trace
+    from .execute.record import measured_trace
 
     result = task.perform(rank)
     gathered: list[Any] = [None] * dist.get_world_size()

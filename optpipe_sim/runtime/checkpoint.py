@@ -17,7 +17,7 @@ from torch import nn
 
 from ..errors import OptPipeError
 from ..files import plain, read_mapping, write_bytes, write_mapping
-from .group.pipeline_group import PipelineGroup
+from .group import PipelineGroup
 
 if TYPE_CHECKING:
     from .modules.step import PipelineStep

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ...errors import OptPipeError
 from ...sim.difference import compare_traces
-from ..execute.iteration import Record, measured_trace
 from ..execute.launch import Ranks
+from ..execute.record import Record, measured_trace
 from ..execute.task import Task
 from ..execute.unpipelined import reference
 from ..measure.machine import device_facts

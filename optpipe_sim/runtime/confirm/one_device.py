@@ -23,17 +23,16 @@ from ...sim.difference import compare_traces
 from ...sim.in_situ import InSitu, compose, median_of
 from ...sim.lower import Lowered
 from ...trace import Trace
-from ..execute.iteration import Record
 from ..execute.rank_step import RankStep
+from ..execute.record import Record
 from ..execute.serial import run_serially
 from ..execute.sweeps import HeldBytes, Sweep, played_back, received, sweep_ranks
 from ..execute.transport import Loopback
 from ..execute.unpipelined import make_contents, named_gradients, reference
-from ..measure.memory import CappedCudaBytes, LiveBytes, Meter, meter
+from ..measure.memory import CappedCudaBytes, LiveBytes, Meter
 from ..model.stage import StageWorker
 from ..model.stash import HostSlab
-from ..program.prepare import Prepared, check_tier
-from ..program.program import linear_programs
+from ..program.program import Prepared, check_tier
 from .case import Case, free_bytes
 from .verdict import Confirmation, GradientCheck, Gradients, Peak, peaks_after_ops
 
@@ -50,7 +49,7 @@ class Bench:
         check_tier(case.schedule, case.profile)
         self.case, self.lowered = case, case.lowered
         self.shape = case.lowered.schedule.shape
-        self.prepared = Prepared(case.lowered, linear_programs(case.lowered))
+        self.prepared = Prepared(case.lowered)
         data = case.stages.step_batch(self.shape.microbatches, case.seed)
         self.batch = tuple(part.to(case.device) for part in data)
         self.slab = HostSlab(pinned=case.device == "cuda")
@@ -67,14 +66,16 @@ class Bench:
 
     def step(self, rank: int, arrive_ns: Mapping[Op, int] | None = None) -> RankStep:
         """Return the step of a rank, warmed up and started; what it receives arrives at these times.
-        None: it runs op by op, without messages."""
+        None: it runs op by op, and all of it is there."""
         worker = self.case.stages.rank_worker(self.shape, rank, self.case.device)
         worker.slab = self.slab
-        transport = Loopback({})
+        messages = self.messages(rank)
+        transport = Loopback(messages)
         if arrive_ns is not None:
-            transport = played_back(worker.device, self.messages(rank), arrive_ns)
+            transport = played_back(worker.device, messages, arrive_ns)
         step = RankStep(worker, rank, self.prepared, transport)
-        step.warm_up(*self.batch)
+        step.start(*self.batch)
+        step.warm_up()
         step.start(*self.batch)
         return step
 
@@ -134,20 +135,17 @@ def replay(case: Case, progress: Progress) -> Confirmation:
     loss = float("nan")
     for rank in range(p):
         progress("measuring memory op by op", 1 + rank * each, total)
-        step, given = bench.step(rank), bench.messages(rank)
-        worker = cast(StageWorker, step.worker)
-        with meter(case.device) as scale:
-            worker.allocated = scale.add
-            measured = run_serially(lowered, {rank: worker}, contents=given, meter=scale)
-        bench.compare(worker)
+        step = bench.step(rank)
+        with step.meter() as scale:
+            measured = run_serially({rank: step}, meter=scale)
+        bench.compare(cast(StageWorker, step.worker))
         held.append(measured.held[rank])
         loss = measured.loss if measured.loss == measured.loss else loss
         for at, times in enumerate(durations):
             progress("timing every op", 2 + rank * each + at, total)
             step.start(*bench.batch)
-            run = run_serially(lowered, {rank: worker}, contents=given)
-            times |= run.duration_ns
-        del step, worker
+            times |= run_serially({rank: step}).duration_ns
+        del step
     composed = lowered.replay(_medians(lowered, durations))
     return Confirmation(
         "replay",

@@ -1,44 +1,10 @@
-"""What runs a rank's program on each kind of device: its executor and its messages."""
+"""The device that a process works on."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from ...errors import OptPipeError
-from ...schedule import Schedule
-from ..program.program import Program
-from .iteration import Iteration, Record
-from .threads import run_program
-from .transport import Gloo, Transport
-
-
-def executor_of(device: str | torch.device) -> Callable[[Iteration], Record]:
-    """Return the function that runs an iteration: threads on a CPU, streams on a GPU."""
-    if torch.device(device).type != "cuda":
-        return run_program
-    from .streams import run_program as on_streams
-
-    return on_streams
-
-
-def transport_of(
-    device: str | torch.device,
-    rank: int,
-    schedule: Schedule,
-    programs: Sequence[Program],
-    timeout_s: float,
-    group: Any = None,
-) -> Transport:
-    """Return the transport of a pipeline's ranks: gloo on CPUs, NCCL on GPUs, where all processes of the
-    default group make theirs at the same time."""
-    if torch.device(device).type != "cuda":
-        return Gloo(rank, schedule, timeout_s, group)
-    from .nccl import Nccl
-
-    return Nccl(rank, programs, timeout_s, group)
 
 
 def current_device(device: str | torch.device) -> torch.device:

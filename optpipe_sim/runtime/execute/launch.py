@@ -9,18 +9,24 @@ import pickle
 import socket
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import weakref
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
+import torch
+import torch.distributed as dist
+
 from ...errors import OptPipeError, RuntimeFault
 from ...ops import Op
 from ...processes.fresh import how_it_ended, kill, last_line, start_python
+from ...processes.signals import leave_with_parent
 from ...schedule import Schedule
 
 START_S = 60.0  # for torch to load and the ranks to meet
@@ -115,7 +121,7 @@ class Ranks:
             words = (os.getpid(), rank, self.count, port, theirs.fileno(), self._folder / "ops")
             with self._log(rank).open("wb") as log:
                 process = start_python(
-                    "optpipe_sim.runtime.execute.serve",
+                    __name__,
                     words,
                     log,
                     stdout=log,
@@ -208,3 +214,49 @@ class Progress:
         """Note that an op has begun."""
         if self.schedule is not None:
             struct.pack_into("q", self._map, 8 * self._rank, self.schedule.row(op))
+
+
+def serve(parent: int, rank: int, ranks: int, port: int, pipe: int, progress: str) -> None:
+    """Be a rank that `Ranks` has started: join the process group, then run tasks as they arrive.
+
+    Args:
+        parent: the process that started this one; it may have exited since.
+    """
+    leave_with_parent(parent, _leave)  # also while a task runs
+    torch.set_num_threads(1)
+    connection = Connection(pipe)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=START_S),
+    )
+    begun = Progress(progress, rank)
+    while True:
+        try:
+            task = pickle.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            _leave()
+        begun.begin(task.schedule)
+        try:
+            answer: object = task.perform(rank, begun)
+        except OptPipeError as error:
+            answer = (
+                error if isinstance(error, RuntimeFault) else RuntimeFault(f"rank {rank}: {error}")
+            )
+        except Exception as error:
+            answer = RuntimeFault(f"rank {rank}: {type(error).__name__}: {error}")
+        begun.begin(None)
+        if isinstance(answer, RuntimeFault):
+            answer.__cause__ = None
+        connection.send_bytes(pickle.dumps(answer))
+
+
+def _leave() -> None:
+    os._exit(0)  # no shutdown handshake with ranks that may have exited as well
+
+
+if __name__ == "__main__":
+    starter, number, world, door, fd, path = sys.argv[1:]
+    serve(int(starter), int(number), int(world), int(door), int(fd), path)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,9 +15,8 @@ from ...ops import C, F, O, Op, R
 from ...sim.lower import Lowered
 from ..measure.memory import Meter
 from ..model.stage import StageWorker
-from ..program.program import COMPUTE_ENGINE, Program, Step, inputs_of, keys_moved, levels_of
-from .iteration import Iteration
-from .transport import Loopback
+from ..program.program import COMPUTE_ENGINE, Step, inputs_of, keys_moved
+from .rank_step import RankStep
 
 _DO = {O: "offload", R: "reload"}
 HEAD_START_CYCLES = 10_000_000  # some 5 ms of a GPU's clock
@@ -46,73 +45,67 @@ class SerialRun:
 
 
 def run_serially(
-    lowered: Lowered,
-    workers: Mapping[int, StageWorker],
+    steps: Mapping[int, RankStep],
     *,
-    contents: Mapping[Op, Tensor] | None = None,
     keep: bool = False,
     meter: Meter | None = None,
-    done: Callable[[Op], None] = lambda op: None,
 ) -> SerialRun:
     """Replay a schedule op by op, in the order in which memory changes in the simulator: an F or a C at its
     start, all others at their end. So the memory held between ops is comparable with the prediction.
 
     Args:
-        workers: by rank, their step started; afterwards they hold their gradients. Ops of ranks without a
-        worker are left out.
-        contents: what those ranks would have sent, on the device.
+        steps: by rank, started; afterwards their stages hold their gradients. Ops of ranks that are not there
+            are left out: the transport has what they would have sent.
         keep: whether to keep what ranks send to each other.
         meter: entered already; measures the live memory without messages in flight (and makes the ops slower).
-        Without one, memory is what the slots and queues of the workers hold.
-        done: called after each op.
+            Without one, memory is what the slots and queues of the workers hold.
 
     Raises:
         RuntimeFault: names the op.
     """
-    run = SerialRun(held={rank: [] for rank in workers})
-    schedule, place = lowered.schedule, lowered.schedule.shape.placement
-    inputs, levels = inputs_of(schedule), levels_of(schedule)
-    keys = keys_moved(schedule, lowered.profile)
+    run = SerialRun(held={rank: [] for rank in steps})
+    prepared = next(iter(steps.values())).prepared
+    lowered, place = prepared.lowered, prepared.schedule.shape.placement
+    inputs, keys = inputs_of(prepared.schedule), keys_moved(prepared.schedule, lowered.profile)
     consumers = {source: place[op.stage] for op, source in inputs.items()}
-    transport, results = Loopback(contents or {}), dict[Op, Tensor | None]()
-    ranks = {
-        rank: Iteration(
-            Program(rank, (), levels), schedule, worker, transport, results=results, inputs=inputs
-        )
-        for rank, worker in workers.items()
-    }
+    workers = {rank: cast(StageWorker, one.worker) for rank, one in steps.items()}
+    results: dict[Op, Tensor | None] = {}
+    for one in steps.values():
+        one.results, one.worker.allocated = results, None if meter is None else meter.add
     scale = _Scale(meter, workers)
     for op, granted in _order(lowered):
         rank = place[op.stage]
-        if rank not in ranks:
+        if rank not in steps:
             continue
-        one, step = ranks[rank], Step(_DO.get(op.kind, "run"), op, COMPUTE_ENGINE, keys=op in keys)
+        one, step = steps[rank], Step(_DO.get(op.kind, "run"), op, COMPUTE_ENGINE, keys=op in keys)
         source = inputs.get(op)
         if source is not None and source not in results:
-            one.recv(Step("recv", source, COMPUTE_ENGINE, peer=place[source.stage]))
+            one.do(Step("recv", source, COMPUTE_ENGINE, peer=place[source.stage]))
         scale.begin()
         if granted:
             # an R may be granted before its O has ended; then the reload takes the memory
             if op._replace(kind=O) in run.duration_ns:
-                one.grant(step)
+                one.do(replace(step, do="grant"))
             scale.end(rank)
         else:
             scale.leave_out_input(None if source is None else results[source])
             with _Timer(workers[rank].device) as timer:
-                getattr(one, step.do)(step)
+                one.do(step)
             run.duration_ns[op] = timer.took_ns
             if op.kind is O:
-                one.drop(step)
+                one.do(replace(step, do="drop"))
             made = results.get(op)
             scale.leave_out_result(made)
             scale.end(rank)
             if keep and made is not None and consumers[op] != rank:
                 run.contents[op] = made.clone()
             del made
-            if consumers.get(op) not in ranks:
+            if consumers.get(op) not in steps:
                 results.pop(op, None)
-            done(op)
+            one.begun(op)
         run.held[rank].append((op, scale.held(rank)))
+    for worker in workers.values():
+        worker.allocated = None
     losses = [loss for worker in workers.values() if (loss := worker.finish_step()) is not None]
     run.loss = float(losses[0]) if losses else float("nan")
     return run

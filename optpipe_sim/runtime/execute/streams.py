@@ -10,25 +10,29 @@ from __future__ import annotations
 import time
 from collections import deque
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...errors import RuntimeFault
 from ...ops import Op
+from ..measure.memory import Meter
 from ..program.issue import Issue, issue_order
 from ..program.program import COMPUTE_ENGINE, Event
-from .iteration import Iteration, Record
+from .record import Record
 from .worker import sharp_timers, sleep_until
+
+if TYPE_CHECKING:
+    from .rank_step import RankStep
 
 AHEAD = 2  # compute ops that the host may be ahead of the device
 POLL_S = 0.0002
 
 
-def run_program(iteration: Iteration) -> Record:
-    """Run one iteration of one rank.
+def run_program(step: RankStep, meter: Meter | None = None, start_ns: int = 0) -> Record:
+    """Run the program of a rank; `meter` is entered already.
 
-    The current stream is the compute stream, and `worker.start_step` has been called on it. The host stays at
+    The current stream is the compute stream, and the step was started on it. The host stays at
     most two compute ops ahead, so that a stalled device is noticed; whenever it issues a compute op or waits
     for one, it releases the tensors whose sends have ended. Times are those of CUDA
     events, start and end of every op on its stream; memory is read between the calls of the host.
@@ -36,12 +40,12 @@ def run_program(iteration: Iteration) -> Record:
     Raises:
         RuntimeFault: names the rank and the op.
     """
-    run, transport = _Run(iteration), iteration.transport
+    run = _Run(step, meter)
     torch.cuda.synchronize()
     sharp_timers()
-    sleep_until(iteration.start_ns)
+    sleep_until(start_ns)
     run.zero.record(run.streams[COMPUTE_ENGINE])
-    transport.start(iteration.start_ns)
+    step.transport.start(start_ns)
     for issue in run.order:
         try:
             run.issue(issue)
@@ -54,7 +58,7 @@ def run_program(iteration: Iteration) -> Record:
     run.keep_up(0)
     for stream in run.streams.values():
         stream.synchronize()
-    transport.finish()
+    step.transport.finish()
     return run.measured()
 
 
@@ -72,10 +76,10 @@ def copy_stream(engine: str, device: int) -> Any:
 class _Run:
     """An iteration under way."""
 
-    def __init__(self, iteration: Iteration) -> None:
-        self.iteration, self.rank = iteration, iteration.rank
-        self.transport = iteration.transport
-        self.order = issue_order(iteration.program)
+    def __init__(self, step: RankStep, meter: Meter | None) -> None:
+        self.rank_step, self.rank, self.meter = step, step.rank, meter
+        self.transport = step.transport
+        self.order = issue_order(step.program)
         self.streams: dict[str, Any] = {COMPUTE_ENGINE: torch.cuda.current_stream()}
         for issue in self.order:
             if issue.stream not in self.streams:
@@ -92,12 +96,12 @@ class _Run:
             stream.wait_event(self.events[event])
         if step.do == "run":
             self.keep_up(AHEAD)
-            self.iteration.begun(step.op)
+            self.rank_step.begun(step.op)
             self._read_memory(step.op)
         with torch.cuda.stream(stream):
             self._record(issue, stream, start=True)
             # a drop releases what the compute stream has waited for: its memory is that stream's own again
-            getattr(self.iteration, step.do)(step)
+            self.rank_step.do(step)
             self._record(issue, stream, start=False)
         if step.do == "run":
             self.under_way.append(step.op)
@@ -111,18 +115,18 @@ class _Run:
         Raises:
             RuntimeFault: where one does not end.
         """
-        ends = time.monotonic() + self.iteration.timeout_s
+        ends = time.monotonic() + self.rank_step.timeout_s
         self.transport.release_sent()
         while len(self.under_way) > ahead:
             op = self.under_way[0]
             if self.events[Event("end", op)].query():
                 self.under_way.popleft()
-                ends = time.monotonic() + self.iteration.timeout_s
+                ends = time.monotonic() + self.rank_step.timeout_s
                 continue
             self.transport.release_sent()
             if time.monotonic() > ends:
                 raise RuntimeFault(
-                    f"rank {self.rank}: {op} has not ended within {self.iteration.timeout_s:g} s on the device"
+                    f"rank {self.rank}: {op} has not ended within {self.rank_step.timeout_s:g} s on the device"
                 )
             time.sleep(POLL_S)
 
@@ -151,5 +155,5 @@ class _Run:
                 self.events[event] = mark
 
     def _read_memory(self, op: Op) -> None:
-        if self.iteration.meter is not None:
-            self.held.append((op, self.iteration.meter.held()))
+        if self.meter is not None:
+            self.held.append((op, self.meter.held()))

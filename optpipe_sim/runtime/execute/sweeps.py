@@ -23,7 +23,7 @@ from ...trace import Trace
 from ..measure.memory import Meter
 from ..model.stage import StageWorker
 from ..program.program import inputs_of
-from .iteration import Record, measured_trace
+from .record import Record, measured_trace
 from .transport import Loopback
 
 Arrivals = dict[Op, int]

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from ...errors import OptPipeError
 from ...ops import Op
 from ...profile import CostProfile
 from ...schedule import Schedule
-from ...schedule.shape import Shape
 from ...sim.lower import lower
-from ..group.pipeline_group import PipelineGroup
-from ..group.tied import TiedWeights
-from ..measure.kineto import recorded
 from ..model.stage import StageWorker
-from ..program.prepare import Prepared, check_tier
-from ..program.program import Program, linear_programs
-from .iteration import Record
+from ..program.program import Prepared, Program, check_tier
 from .rank_step import RankStep
-from .transport import DelayedGloo
+from .record import Record
+from .transport import DelayedGloo, Transport
 from .unpipelined import named_gradients
 from .worker import SyntheticWorker
 
@@ -84,9 +82,41 @@ class Task:
             raise OptPipeError(f"iterations: must be at least 1, got {self.iterations}")
 
     def perform(self, rank: int, begun: Callable[[Op], None] = lambda op: None) -> Result:
-        """Run the part of one rank; see `perform`."""
+        """Run the part of one rank; the default process group has to exist.
+
+        Raises:
+            RuntimeFault: names the rank, the op and what went wrong.
+        """
         with recorded(self.kineto, rank, self.device):
-            return perform(self, rank, begun)
+            return self._run(rank, begun)
+
+    def _run(self, rank: int, begun: Callable[[Op], None]) -> Result:
+        lowered = lower(self.schedule, self.profile, self.memory_limit)
+        prepared, shape = Prepared(lowered, self.programs or ()), lowered.schedule.shape
+        offset_ns = clock_offset_ns(rank, shape.devices)
+        worker: StageWorker | SyntheticWorker = SyntheticWorker(lowered)
+        transport: Transport | None = None
+        data: tuple[Tensor, ...] = ()
+        real = self.plan is not None and self.mode == "gradient"
+        if self.plan is not None and real:
+            worker = self.plan.rank_worker(shape, rank, self.device)
+            batch = self.plan.step_batch(shape.microbatches, self.seed)
+            data = tuple(part.to(self.device) for part in batch)
+        else:
+            transport = DelayedGloo(rank, lowered.schedule, lowered.profile, self.timeout_s)
+        step = RankStep(worker, rank, prepared, transport, timeout_s=self.timeout_s, begun=begun)
+        if self.device == "cuda":
+            step.start(*data)
+            step.warm_up()
+        records = []
+        for _ in range(self.iterations):
+            step.start(*data)
+            records.append(step.run(step.meter() if real else None, common_start_ns(offset_ns)))
+            step.exchange_tied()
+        gradients = {}
+        if self.gradients and isinstance(worker, StageWorker):
+            gradients = named_gradients(worker)
+        return Result(rank, records, gradients, step.transport.buffer_bytes)
 
 
 @dataclass
@@ -103,50 +133,26 @@ class Result:
     message_bytes: int = 0
 
 
-def perform(task: Task, rank: int, begun: Callable[[Op], None] = lambda op: None) -> Result:
-    """Run the part of one rank; the default process group has to exist.
+@contextmanager
+def recorded(folder: str | None, rank: int, device: str = "cpu") -> Iterator[None]:
+    """Record everything in between by torch.profiler into ``folder/rankN.json``; nothing where `folder` is None.
 
-    Raises:
-        RuntimeFault: names the rank, the op and what went wrong.
+    Compute ops have a range of their own name each (``F0.3``); see `RankStep.do`.
     """
-    lowered = lower(task.schedule, task.profile, task.memory_limit)
-    shape = lowered.schedule.shape
-    prepared = Prepared(lowered, task.programs or linear_programs(lowered))
-    offset_ns = clock_offset_ns(rank, shape.devices)
-    data: tuple[Tensor, Tensor] | tuple[()] = ()
-    stages: StageWorker | None = None
-    options: dict[str, Any] = {"timeout_s": task.timeout_s, "begun": begun}
-    if task.plan is None or task.mode == "synthetic":
-        transport = DelayedGloo(rank, lowered.schedule, lowered.profile, task.timeout_s)
-        step = RankStep(SyntheticWorker(lowered), rank, prepared, transport, **options)
-    else:
-        stages = task.plan.rank_worker(shape, rank, task.device)
-        inputs, targets = task.plan.step_batch(shape.microbatches, task.seed)
-        data = inputs.to(task.device), targets.to(task.device)
-        step = RankStep(stages, rank, prepared, **options)
-        if task.device == "cuda":
-            step.warm_up(*data)
-    records = []
-    for _ in range(task.iterations):
-        step.start(*data)
-        records.append(step.run(step.meter() if stages else None, common_start_ns(offset_ns)))
-        if stages is not None:
-            exchange_tied(stages, shape, rank)
-    gradients = named_gradients(stages) if stages and task.gradients else {}
-    return Result(rank, records, gradients, step.transport.buffer_bytes)
-
-
-def exchange_tied(worker: StageWorker, shape: Shape, rank: int) -> None:
-    """Add up the gradients of a tied weight whose copies two ranks have."""
-    ends = {0: shape.placement[0], shape.stages - 1: shape.placement[-1]}
-    members = {stage: worker.tied(stage) for stage in ends}
-    if (
-        rank not in ends.values()
-        or len(set(ends.values())) < 2
-        or all(weight is None or weight.grad is None for weight in members.values())
-    ):
+    if folder is None:
+        yield
         return
-    TiedWeights([members], shape, PipelineGroup(shape.devices)).add_up()
+    activities = [ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with profile(activities=activities, profile_memory=True) as run:
+        yield
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        run.export_chrome_trace(str(path / f"rank{rank}.json"))
+    except (OSError, RuntimeError) as error:
+        raise OptPipeError(f"{folder}: cannot be written: {error}") from None
 
 
 def clock_offset_ns(rank: int, ranks: int) -> int:

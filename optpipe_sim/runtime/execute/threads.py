@@ -4,92 +4,76 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ...errors import RuntimeFault
 from ...ops import O
+from ..measure.memory import Meter
 from ..program.program import COMPUTE_ENGINE, DROP, Event, Step
-from .iteration import Iteration, Record
+from .record import Record
 from .worker import sharp_timers, sleep_until
+
+if TYPE_CHECKING:
+    from .rank_step import RankStep
 
 
 class Board:
     """Events that threads set and wait for; a failure of one wakes all.
 
-    An event that has happened stays so. Each waiting thread has a lock of its own, which it holds while
-    an event that it waits for is missing: an event wakes those that wait for it and no others.
-
     Args:
+        awaited: the events that somebody may wait for; each stays set once it has happened.
         timeout_s: the longest time without any event while a thread waits.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, awaited: Iterable[Event], timeout_s: float) -> None:
         self.failure: BaseException | None = None
+        self._events = {event: threading.Event() for event in awaited}
         self._timeout_s = timeout_s
-        self._happened: set[Event] = set()
-        self._waiting: dict[threading.Lock, set[Event]] = {}
-        self._lock = threading.Lock()
         self._last_s = time.monotonic()
 
     def happen(self, *events: Event) -> None:
         """Set events."""
-        with self._lock:
-            self._last_s = time.monotonic()
-            self._happened.update(events)
-            for own, missing in self._waiting.items():
-                if missing:
-                    missing.difference_update(events)
-                    if not missing:
-                        own.release()
+        self._last_s = time.monotonic()
+        for event in events:
+            if event in self._events:
+                self._events[event].set()
 
     def has(self, event: Event) -> bool:
         """Whether an event has happened."""
-        with self._lock:
-            return event in self._happened
+        return self._events[event].is_set()
 
     def fail(self, error: BaseException) -> None:
         """Stop all threads; the first error counts."""
-        with self._lock:
-            self.failure = self.failure or error
-            for own, missing in self._waiting.items():
-                if missing:
-                    missing.clear()
-                    own.release()
+        self.failure = self.failure or error
+        for event in self._events.values():
+            event.set()
 
-    def wait(self, events: Collection[Event], doing: str) -> None:
+    def wait(self, events: Iterable[Event], doing: str) -> None:
         """Wait until all of them have happened.
 
         Raises:
             RuntimeFault: after `timeout_s` without any event.
             Stopped: another thread has failed.
         """
-        own = threading.Lock()
-        own.acquire()
-        with self._lock:
-            missing = set(events) - self._happened
-            if missing and self.failure is None:
-                self._waiting[own] = missing
-        if missing and self.failure is None:
-            while not own.acquire(timeout=self._timeout_s):
+        for event in sorted(events):
+            while not self._events[event].wait(self._timeout_s):
                 if time.monotonic() - self._last_s > self._timeout_s:
-                    break
-            with self._lock:
-                del self._waiting[own]
-        if self.failure is not None:
-            raise Stopped
-        if missing:
-            raise RuntimeFault(
-                f"{doing}: the {min(missing)} does not come; nothing has happened for"
-                f" {self._timeout_s:g} s"
-            )
+                    raise RuntimeFault(
+                        f"{doing}: the {event} does not come; nothing has happened for"
+                        f" {self._timeout_s:g} s"
+                    )
+            if self.failure is not None:
+                raise Stopped
 
 
 class Stopped(Exception):
     """Another thread has failed; its error is the one to report."""
 
 
-def run_program(iteration: Iteration) -> Record:
-    """Run one iteration of one rank.
+def run_program(step: RankStep, meter: Meter | None = None, start_ns: int = 0) -> Record:
+    """Run the program of a rank, whose step is started; `meter` is entered already in this thread.
 
     Compute runs in the calling thread, each other engine in one of its own. Device memory is
     dropped as soon as an O has ended, which is when the model of memory lets it fall.
@@ -97,13 +81,12 @@ def run_program(iteration: Iteration) -> Record:
     Raises:
         RuntimeFault: names the rank and the op.
     """
-    run = _Run(iteration)
-    program, transport = iteration.program, iteration.transport
+    run = _Run(step, meter, start_ns or time.monotonic_ns())
     sharp_timers()
-    transport.start(run.start_ns)
-    for step in program.steps:
-        if step.do == "turn" and step.peer != program.rank:
-            transport.expect_turn(step.op, step.peer)
+    step.transport.start(run.start_ns)
+    for each in step.program.steps:
+        if each.do == "turn" and each.peer != step.rank:
+            step.transport.expect_turn(each.op, each.peer)
     threads = [
         threading.Thread(target=run.engine, args=(queue,), name=engine, daemon=True)
         for engine, queue in run.queues.items()
@@ -114,44 +97,32 @@ def run_program(iteration: Iteration) -> Record:
     sleep_until(run.start_ns)
     run.engine(run.queues[COMPUTE_ENGINE])
     for thread in threads:
-        thread.join(iteration.timeout_s)
+        thread.join(step.timeout_s)
     error = run.board.failure
     if error is None:
-        transport.finish()
+        step.transport.finish()
         return run.record
     if isinstance(error, RuntimeFault):
         raise error
-    raise RuntimeFault(f"rank {program.rank}: {type(error).__name__}: {error}") from error
+    raise RuntimeFault(f"rank {step.rank}: {type(error).__name__}: {error}") from error
 
 
 class _Run:
     """An iteration under way."""
 
-    def __init__(self, iteration: Iteration) -> None:
-        self.iteration, self.rank = iteration, iteration.rank
-        self.transport, self.meter = iteration.transport, iteration.meter
-        self.queues = iteration.program.by_engine()
+    def __init__(self, step: RankStep, meter: Meter | None, start_ns: int) -> None:
+        self.rank_step, self.rank, self.meter, self.start_ns = step, step.rank, meter, start_ns
+        self.queues = step.program.by_engine()
+        awaited = {event for each in step.program.steps for event in each.after}
+        awaited |= {Event("end", each.op) for each in step.program.steps if each.do == "turn"}
         # a missing message is reported by the engine that waits for it, before those that wait for this one
-        self.board = Board(2 * iteration.timeout_s)
+        self.board = Board(awaited, 2 * step.timeout_s)
         self.record = Record(self.rank)
-        self.start_ns = iteration.start_ns or time.monotonic_ns()
         self.computing = False
         self.between = threading.Lock()
 
     def engine(self, queue: Sequence[Step]) -> None:
         """Take the steps of one queue in order."""
-        # no attribute: the run would refer to itself, and hold the stages until a garbage collection
-        do: dict[str, Callable[[Step], None]] = {
-            "post": self.iteration.post,
-            "recv": self.iteration.recv,
-            "run": self._compute,
-            "send": self.iteration.send,
-            "offload": self._offload,
-            "grant": self._grant,
-            "reload": self._reload,
-            "pass": lambda step: self.transport.pass_turn(step.op, step.peer),
-            "turn": self._turn,
-        }
         step = None
         try:
             for step in queue:
@@ -159,7 +130,7 @@ class _Run:
                     return
                 if step.after:
                     self.board.wait(step.after, f"rank {self.rank}: {step.do} {step.op}")
-                do[step.do](step)
+                self._take(step)
         except Stopped:
             pass
         except RuntimeFault as error:
@@ -171,6 +142,25 @@ class _Run:
             )
             fault.__cause__ = error
             self.board.fail(fault)
+
+    def _take(self, step: Step) -> None:
+        match step.do:
+            case "run":
+                self._compute(step)
+            case "offload":
+                self._offload(step)
+            case "grant":
+                self._grant(step)
+            case "reload":
+                self._reload(step)
+            case "pass":
+                self.rank_step.transport.pass_turn(step.op, step.peer)
+            case "turn" if step.peer == self.rank:
+                self.board.wait([Event("end", step.op)], f"rank {self.rank}: {step}")
+            case "turn":
+                self.rank_step.transport.wait_for_turn(step.op, step.peer)
+            case _:
+                self.rank_step.do(step)
 
     def now_ns(self) -> int:
         """Return the time since the common start."""
@@ -189,10 +179,10 @@ class _Run:
         self._read_memory()
         with self.between:
             self.computing = True
-        self.iteration.begun(op)
+        self.rank_step.begun(op)
         start = self.now_ns()
         self.board.happen(Event("start", op))
-        self.iteration.run(step)
+        self.rank_step.do(step)
         self.record.times_ns[op] = start, self.now_ns()
         self.board.happen(Event("end", op))
         self.computing = False
@@ -200,30 +190,24 @@ class _Run:
 
     def _offload(self, step: Step) -> None:
         op, start = step.op, self.now_ns()
-        self.iteration.offload(step)
+        self.rank_step.do(step)
         end = self.now_ns()
-        self.iteration.drop(step)
+        self.rank_step.do(replace(step, do="drop"))
         self.record.times_ns[op] = start, end
         self.board.happen(Event("start", op), Event("end", op), Event("dropped", op))
         self._read_memory()
 
     def _grant(self, step: Step) -> None:
-        # an R may be granted before its O has ended; then `reload` takes the memory
+        # an R may be granted before its O has ended; then its reload takes the memory
         if self.board.has(Event("dropped", step.op._replace(kind=O))):
             self.record.granted_ns[step.op] = self.now_ns()
-            self.iteration.grant(step)
+            self.rank_step.do(step)
         self.board.happen(Event("granted", step.op))
         self._read_memory()
-
-    def _turn(self, step: Step) -> None:
-        if step.peer == self.rank:
-            self.board.wait([Event("end", step.op)], f"rank {self.rank}: {step}")
-        else:
-            self.transport.wait_for_turn(step.op, step.peer)
 
     def _reload(self, step: Step) -> None:
         op, start = step.op, self.now_ns()
         self.record.granted_ns.setdefault(op, start)
-        self.iteration.reload(step)
+        self.rank_step.do(step)
         self.record.times_ns[op] = start, self.now_ns()
         self.board.happen(Event("start", op), Event("end", op))

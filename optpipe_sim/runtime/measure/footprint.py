@@ -10,7 +10,6 @@ import torch
 
 from ...errors import OptPipeError
 from ...stage_cost import RecomputeLevel
-from ..model.chain import run_chain
 from ..model.plan import Stages
 from ..model.recompute import NoSuchPart, level_of
 from ..model.split import gradient_dtype, zero_gradients
@@ -102,7 +101,7 @@ def stage_bytes(
     zero_gradients(worker)
     worker.start_step(*plan.batch(device))
     for fused in (False, True):
-        run_chain(worker, (stage, None), fused=fused)
+        worker.run_chain((stage, None), fused=fused)
     worker.finish_step()
     torch.cuda.empty_cache()  # so that memory reserved from here on belongs to what follows
     with meter(device) as counter:

@@ -13,7 +13,6 @@ from ...costs.parallelism import OPTIMIZER_BYTES, stage_kinds
 from ...costs.work import GRADIENT_BYTES
 from ...errors import OptPipeError
 from ...schedule.shape import Shape
-from .chain import zeros
 from .cut import Cut
 from .models import Decoder, build_stage, check_model, layer_counts, torch_dtype
 from .stage import StageWorker
@@ -204,7 +203,7 @@ class Plan:
     ) -> Tensor | None:
         """Return what goes across a boundary, or the gradient that comes back: zeros, or drawn at random;
         None before the first stage and after the last."""
-        made = zeros(worker, boundary, gradient, unit)
+        made = worker.zeros(boundary, gradient, unit)
         if made is None or generator is None:
             return made
         made.normal_(generator=generator)

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from ...errors import OptPipeError, RuntimeFault
-from ..group.tied import add_up
+from ..group import add_up
 from .boundary import Boundary, Enter, Layout, call
 from .cut import Cut
 from .ready import Ready
@@ -25,6 +25,7 @@ from .split import WeightQueue, deferring, split_linears
 from .stash import HostSlab, Slot, storage_key
 
 Loss = Callable[[Any, Any], Tensor]
+Kept = tuple[int, str | None]  # a stage, and what it keeps: a level of recomputation, or all
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -319,6 +320,34 @@ class StageWorker:
             self.allocate(stage, unit)
         slot.reload()
 
+    def run_chain(
+        self,
+        kept: Kept,
+        *,
+        fused: bool,
+        before: Callable[[int], None] = lambda stage: None,
+    ) -> list[int]:
+        """Run F B W, or F BW, of microbatch 0 (of its slices in turn, backwards in reverse) on zeros; return the
+        bytes of each storage that an O of the first unit would copy.
+
+        The step has to be started; gradients are added to. `before` is called with the stage before each op.
+        """
+        stage, level = kept
+        units = range(self.cut.slices)
+        for unit in units:
+            before(stage)
+            self.forward(stage, unit, self.zeros(stage - 1, unit=unit), level)
+        sizes = self.offload_sizes(stage, 0)
+        for unit in reversed(units):
+            dy = self.zeros(stage, gradient=True, unit=unit)
+            before(stage)
+            self.backward(stage, unit, dy, fused=fused)
+            del dy
+            if not fused:
+                before(stage)
+                self.weight(stage, unit)
+        return sizes
+
     # -- facts -------------------------------------------------------------------------------------
 
     def boundary(self, stage: int, gradient: bool = False, unit: int = 0) -> Layout:
@@ -332,6 +361,13 @@ class StageWorker:
         if found is None:
             raise OptPipeError(f"boundary: stage {stage} of {self.stages} sends nothing on")
         return self.cut.boundary(found, unit)
+
+    def zeros(self, boundary: int, gradient: bool = False, unit: int = 0) -> Tensor | None:
+        """Return a message across a boundary, or the gradient that comes back; None where there is none."""
+        if not 0 <= boundary < self.stages - 1:
+            return None
+        shape, kind = self.boundary(boundary, gradient, unit)
+        return torch.zeros(shape, dtype=kind, device=self.device)
 
     def held_bytes(self) -> int:
         """Return the activation bytes on the device now: each storage of a saved tensor or a queued

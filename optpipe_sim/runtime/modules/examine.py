@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import OptPipeError
 from ...schedule.shape import Shape
-from ..group.pipeline_group import PipelineGroup
+from ..group import PipelineGroup
 from ..model.boundary import Boundary, Enter, call
 from ..model.sliced import Layouts
 from .halves import Halves

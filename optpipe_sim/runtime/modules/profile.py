@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from ...errors import OptPipeError
 from ...profile import CostProfile
 from ...schedule.shape import Shape
-from ..group.pipeline_group import PipelineGroup
+from ..group import PipelineGroup
 from ..measure.profiler import Progress, measure
 from ..model.boundary import Boundary
 from ..model.cut import Cut

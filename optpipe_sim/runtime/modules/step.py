@@ -18,14 +18,13 @@ from ..execute.device import current_device
 from ..execute.rank_step import RankStep
 from ..execute.serial import run_serially
 from ..execute.transport import Loopback
-from ..group.pipeline_group import PipelineGroup
-from ..group.tied import Tied, TiedWeights
+from ..group import PipelineGroup, Tied, TiedWeights
 from ..measure.memory import meter as meter_of
 from ..model.boundary import Boundary
 from ..model.cut import Cut
 from ..model.ready import Ready
 from ..model.stage import Loss, StageWorker
-from ..program.prepare import prepare
+from ..program.program import prepare
 from .examine import examine, unchanged
 from .halves import Halves
 
@@ -184,9 +183,7 @@ class PipelineStep:
                 self.peaks = {one.rank: record.peak_bytes}
             return record.loss
         with nullcontext() if not measure else meter_of(self.device) as meter:
-            for worker in self.workers.values():
-                worker.allocated = None if meter is None else meter.add
-            run = run_serially(self.prepared.lowered, self.workers, meter=meter, done=self.begun)
+            run = run_serially(self.ranks, meter=meter)
         if measure:
             self.peaks = {r: max(held for _, held in each) for r, each in run.held.items()}
         return run.loss
@@ -259,7 +256,8 @@ class PipelineStep:
             with ExitStack() as stack:
                 for module in worker.modules.values():
                     stack.enter_context(unchanged(module, self.device))
-                self.ranks[rank].warm_up(*self._read(inputs, targets))
+                self.ranks[rank].start(*self._read(inputs, targets))
+                self.ranks[rank].warm_up()
 
     def _read(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
         """Return what this process needs of a batch: nothing, where it has neither the first nor the

@@ -16,13 +16,12 @@ from ...profile import CostProfile
 from ...profile_io import load_profile
 from ...schedule import Schedule
 from ..execute.device import current_device
-from ..execute.iteration import Record
 from ..execute.rank_step import RankStep
-from ..execute.warmup import warm_up
-from ..group.pipeline_group import PipelineGroup
+from ..execute.record import Record
+from ..group import PipelineGroup
 from ..modules.examine import examine, unchanged
 from ..modules.step import uniform
-from ..program.prepare import Prepared, check_whole, prepare
+from ..program.program import Prepared, check_whole, prepare
 from .probe import Action, Kind, Runtime, add_reduce_grad, add_unshard_reshard
 from .stages import TorchStages, called, check_stages, refuse, sharding
 
@@ -148,7 +147,7 @@ class PlanSchedule(Runtime):
         batch = arg_mbs, kwarg_mbs, target_mbs or (), return_outputs
         if self._cold and self._has_backward:
             self.worker.begin(*batch)
-            self._warm_up(self.worker)
+            self._warm_up()
             self._cold = False
         self.worker.begin(*batch)
         if self._has_backward:
@@ -256,9 +255,10 @@ class PlanSchedule(Runtime):
         assert self._loss_fn is not None
         return self._loss_fn(made, target, **self._loss_keywords)
 
-    def _warm_up(self, worker: TorchStages) -> None:
+    def _warm_up(self) -> None:
         """Have workspaces and pinned host memory allocated before any message is under way (see
         `PipelineStep`), and where FSDP reduces gradients, its communicators; gradients stay as they are."""
+        assert self._one is not None
         every = [p for stage in self._stages for p in stage.submod.parameters()]
         gradients = [parameter.grad for parameter in every]
         with ExitStack() as stack:
@@ -266,7 +266,7 @@ class PlanSchedule(Runtime):
                 stack.enter_context(unchanged(stage.submod, self.device))
             for parameter in every:
                 parameter.grad = None
-            warm_up(worker, self.prepared.programs[self._rank], self._gather)
+            self._one.warm_up(self._gather)
             for stage in self._stages:
                 stage.perform_reduce_grad(1)
                 self._reshard(stage)

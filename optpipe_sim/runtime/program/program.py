@@ -1,4 +1,5 @@
-"""The linear program of a rank: every step with its engine and its waits, nothing left to decide.
+"""From a schedule to the linear program of each rank: every step with its engine and its waits, nothing left to
+decide.
 
 A pure pass over a lowered schedule. One host thread can issue a program from first to last, as each step waits
 only for earlier ones (so it is issued to CUDA streams); or one thread per engine runs its own steps in order
@@ -20,15 +21,17 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from ...errors import OptPipeError
 from ...op_costs import moves_of_keys, op_costs
 from ...ops import BW, COMPUTE, B, C, F, O, Op, R
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...sim.graph import shared_links
-from ...sim.lower import Lowered
+from ...sim.lower import Lowered, lower
 from ...trace import Span
+from ..model.recompute import level_of
 
 COMPUTE_ENGINE, GRANT, OFFLOAD, RELOAD, COPIES = "compute", "grant", "offload", "reload", "copies"
 DROP = "drop"  # in the order of the O's, so that no drop waits for anything but its own
@@ -94,6 +97,65 @@ class Program:
         for step in self.steps:
             queues[step.engine].append(step)
         return dict(queues)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A schedule that ranks are ready to run. `programs`: of each; default: those of the schedule."""
+
+    lowered: Lowered
+    programs: tuple[Program, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "programs", self.programs or linear_programs(self.lowered))
+
+    @property
+    def schedule(self) -> Schedule:
+        """As it is issued."""
+        return self.lowered.schedule
+
+
+def prepare(schedule: Schedule, profile: CostProfile, limit: Any = None) -> Prepared:
+    """Return the programs of a schedule, one per rank. The halves of pairs run one after the other.
+
+    Lowering checks the schedule; what holds of the programs then is said above.
+
+    Raises:
+        OptPipeError: where it is not sound, does not keep the limit, offloads to drives, or recomputes at a
+            level that the runtime does not have.
+    """
+    check_tier(schedule, profile)
+    schedule = schedule.parted()
+    for name in schedule.levels.names:
+        level_of(name)
+    return Prepared(lower(schedule, profile, limit))
+
+
+def check_whole(schedule: Schedule, whose: str) -> None:
+    """Refuse slices of sequences, where `whose` run takes whole ones.
+
+    Raises:
+        OptPipeError: says what runs slices.
+    """
+    if schedule.shape.slices > 1:
+        raise OptPipeError(
+            f"slices: the schedule cuts sequences into {schedule.shape.slices}; {whose} take whole sequences"
+            " (PipelineStep runs slices of one's own modules, `optpipe-sim confirm` those of a named model)"
+        )
+
+
+def check_tier(schedule: Schedule, profile: CostProfile) -> None:
+    """Refuse offloads to drives, as the runtime has host memory only.
+
+    Raises:
+        OptPipeError: says what to do instead.
+    """
+    drives = profile.offload is not None and profile.offload.nvme is not None
+    if drives and any(op.kind is O for program in schedule.flat_programs for op in program):
+        raise OptPipeError(
+            f"profile {profile.name}: offload.nvme: the schedule offloads to NVMe drives, the runtime to host"
+            " memory only; take a profile without nvme, or a schedule without offloads"
+        )
 
 
 def linear_programs(lowered: Lowered) -> tuple[Program, ...]:

@@ -25,7 +25,7 @@ from ...errors import InvalidSchedule
 from ...profile import CostProfile
 from ...profile_io import load_profile, profile_to_json
 from ...schedule import Schedule
-from ..program.prepare import Prepared
+from ..program.program import Prepared
 from .planner import Proposal
 
 

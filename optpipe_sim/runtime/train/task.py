@@ -18,7 +18,7 @@ from ...schedule import Schedule
 from ..checkpoint import NAME, published
 from ..model.plan import Plan, model_shape
 from ..model.tokens import Tokens
-from ..program.prepare import Prepared, check_tier, check_whole, prepare
+from ..program.program import Prepared, check_tier, check_whole, prepare
 from .online import require_same_shape
 from .planner import Online, Planner
 

@@ -19,8 +19,8 @@ from ...schedule import Schedule
 from ..checkpoint import load_stages, save_stages
 from ..execute.device import take_device
 from ..execute.rank_step import RankStep
-from ..execute.task import clock_offset_ns, exchange_tied
-from ..group.pipeline_group import PipelineGroup
+from ..execute.task import clock_offset_ns
+from ..group import PipelineGroup
 from ..measure.insitu import sample
 from ..model.stage import StageWorker
 from .online import Outcome, Report, Switch
@@ -94,7 +94,7 @@ class Trainer:
                 self.rank_step.meter() if metered else None, boundary.zero_ns + self.offset_ns
             )
             ran_ns = time.monotonic_ns() - began
-            exchange_tied(self.worker, self.now.schedule.shape, self.rank)
+            self.rank_step.exchange_tied()
             self.optimizer.step()
             report, outcome = self.switch.exchange(
                 self.now.schedule,
@@ -121,7 +121,8 @@ class Trainer:
     def _warm_up(self) -> None:
         """Pin the host memory that the schedule needs, and load kernels, where that takes time."""
         if self.worker.slab.pinned:
-            self.rank_step.warm_up(*self.task.batch(self.step))
+            self.rank_step.start(*self.task.batch(self.step))
+            self.rank_step.warm_up()
 
     # -- the switch ----------------------------------------------------------------------------------
 

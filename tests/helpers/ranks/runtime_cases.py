@@ -16,12 +16,14 @@ from optpipe_sim.costs.models import Model
 from optpipe_sim.ops import BW, COMPUTE, B, C, F, O, Op, R
 from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.profile.parts import join
+from optpipe_sim.runtime.execute.rank_step import RankStep
 from optpipe_sim.runtime.execute.serial import SerialRun, run_serially
+from optpipe_sim.runtime.execute.transport import Loopback, Transport
 from optpipe_sim.runtime.measure.footprint import StageBytes, stage_bytes
 from optpipe_sim.runtime.measure.memory import LiveBytes
 from optpipe_sim.runtime.model.plan import Plan
-from optpipe_sim.runtime.model.split import zero_gradients
 from optpipe_sim.runtime.model.stage import StageWorker
+from optpipe_sim.runtime.program.program import Prepared
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.schedule.shape import Shape
 from optpipe_sim.sim.lower import Lowered
@@ -49,17 +51,26 @@ def joined(results: Iterable[Mapping[str, Any]]) -> dict[str, Tensor]:
     return {name: grad for result in results for name, grad in result["gradients"].items()}
 
 
+def started(
+    plan: Plan, lowered: Lowered, transport: Transport | None = None
+) -> dict[int, RankStep]:
+    """The steps of all ranks, started; one process has them all."""
+    shape, prepared = lowered.schedule.shape, Prepared(lowered)
+    steps = {}
+    for rank in range(shape.devices):
+        steps[rank] = RankStep(
+            plan.rank_worker(shape, rank), rank, prepared, transport or Loopback({})
+        )
+        steps[rank].start(*plan.step_batch(shape.microbatches, 0))
+    return steps
+
+
 def run_all(plan: Plan, lowered: Lowered) -> tuple[dict[int, StageWorker], SerialRun]:
     """The stages of all ranks after a run in this thread, memory measured; and what was measured."""
-    shape = lowered.schedule.shape
-    workers = {rank: plan.rank_worker(shape, rank) for rank in range(shape.devices)}
-    for worker in workers.values():
-        zero_gradients(worker)
-        worker.start_step(*plan.step_batch(shape.microbatches, 0))
+    steps = started(plan, lowered)
     with LiveBytes() as meter:
-        for worker in workers.values():
-            worker.allocated = meter.add
-        return workers, run_serially(lowered, workers, meter=meter)
+        run = run_serially(steps, meter=meter)
+    return {rank: step.worker for rank, step in steps.items()}, run
 
 
 def assert_equal(

@@ -14,8 +14,8 @@ from optpipe_sim.costs.models import Model
 from optpipe_sim.frameworks.imports.idle import idle_of_run
 from optpipe_sim.frameworks.imports.kineto import read_kineto
 from optpipe_sim.frameworks.imports.measured import Measured, read_run
-from optpipe_sim.runtime.execute.iteration import measured_trace
 from optpipe_sim.runtime.execute.launch import Ranks
+from optpipe_sim.runtime.execute.record import measured_trace
 from optpipe_sim.runtime.execute.task import Task
 from optpipe_sim.runtime.measure.fake import fake_profile
 from optpipe_sim.runtime.model.plan import Plan

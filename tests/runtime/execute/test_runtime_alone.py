@@ -12,16 +12,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lowered_cases import lowered_cases
-from runtime_cases import GPT, TIED, plan_of, profile_of
+from runtime_cases import GPT, TIED, plan_of, profile_of, started
 from strategies import SEEDS
 
 from optpipe_sim import build
 from optpipe_sim.ops import R
-from optpipe_sim.runtime.execute.iteration import Record, measured_trace
+from optpipe_sim.runtime.execute.record import Record, measured_trace
 from optpipe_sim.runtime.execute.serial import run_serially
 from optpipe_sim.runtime.execute.sweeps import arrivals, message_arrivals, received, sweep_ranks
 from optpipe_sim.runtime.execute.unpipelined import make_contents, reference
-from optpipe_sim.runtime.model.split import zero_gradients
 from optpipe_sim.sim.in_situ import InSitu, compose, in_situ
 from optpipe_sim.sim.lower import Lowered, lower
 
@@ -153,12 +152,7 @@ def test_messages_and_gradients_made_one_stage_at_a_time(model: object, name: st
     profile = profile_of(model, 2)
     schedule = build(name, profile, 4)
     lowered = lower(schedule, profile.for_shape(schedule.shape))
-    workers = {}
-    for rank in (0, 1):
-        workers[rank] = plan.rank_worker(schedule.shape, rank)
-        zero_gradients(workers[rank])
-        workers[rank].start_step(*plan.step_batch(4, 0))
-    wanted = run_serially(lowered, workers, keep=True).contents
+    wanted = run_serially(started(plan, lowered), keep=True).contents
     found = make_contents(plan, schedule, 0)
     assert found.messages.keys() == wanted.keys()
     assert all(torch.equal(found.messages[op], wanted[op]) for op in wanted)

@@ -37,8 +37,8 @@ from optpipe_sim.errors import InvalidSchedule, OptPipeError, RuntimeFault
 from optpipe_sim.ops import BW, O, W
 from optpipe_sim.processes.signals import is_running
 from optpipe_sim.profile import Offload
-from optpipe_sim.runtime.execute.iteration import measured_trace
 from optpipe_sim.runtime.execute.launch import Ranks
+from optpipe_sim.runtime.execute.record import measured_trace
 from optpipe_sim.runtime.execute.task import Result, Task
 from optpipe_sim.runtime.execute.unpipelined import reference
 from optpipe_sim.runtime.program.program import linear_programs

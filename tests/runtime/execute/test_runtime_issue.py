@@ -11,21 +11,21 @@ import pytest
 import torch
 from hypothesis import given
 from lowered_cases import lowered_cases
-from runtime_cases import GPT, plan_of, profile_of, with_offloads
+from runtime_cases import GPT, plan_of, profile_of, started, with_offloads
 
 from optpipe_sim import Schedule, build
 from optpipe_sim.errors import RuntimeFault
 from optpipe_sim.op_costs import op_costs
 from optpipe_sim.ops import BW, B, C, F, O, Op, R
 from optpipe_sim.runtime.execute import streams
-from optpipe_sim.runtime.execute.iteration import Iteration, measured_trace
+from optpipe_sim.runtime.execute.rank_step import RankStep
+from optpipe_sim.runtime.execute.record import measured_trace
 from optpipe_sim.runtime.execute.serial import run_serially
 from optpipe_sim.runtime.execute.transport import Loopback
 from optpipe_sim.runtime.execute.unpipelined import named_gradients, reference
 from optpipe_sim.runtime.measure.memory import LiveBytes
-from optpipe_sim.runtime.model.split import zero_gradients
 from optpipe_sim.runtime.program.issue import issue_order
-from optpipe_sim.runtime.program.program import Event, linear_programs
+from optpipe_sim.runtime.program.program import Event, Prepared, linear_programs
 from optpipe_sim.sim.lower import lower
 
 
@@ -178,23 +178,16 @@ def test_the_order_of_issue_gives_the_gradients_and_the_memory(name: str, quick_
     lowered = lower(schedule, profile, lower(schedule, profile).replay().peak_bytes)
     plan = plan_of(GPT, 2)
 
-    def worker(rank: int):
-        made = plan.rank_worker(schedule.shape, rank)
-        zero_gradients(made)
-        made.start_step(*plan.step_batch(6, 0))
-        return made
-
-    contents = run_serially(lowered, {0: worker(0), 1: worker(1)}, keep=True).contents
+    contents = run_serially(started(plan, lowered), keep=True).contents
     _, expected = reference(plan, 6, 0)
     records = []
     for program in linear_programs(lowered):
         assert any(step.do == "grant" for step in program.steps) or program.rank or name == "1f1b"
-        own = worker(program.rank)
+        step = started(plan, lowered, Loopback(contents))[program.rank]
+        own = step.worker
         with LiveBytes() as meter:
             own.allocated = meter.add
-            record = streams.run_program(
-                Iteration(program, lowered.schedule, own, Loopback(contents), meter=meter)
-            )
+            record = streams.run_program(step, meter)
         own.finish_step()
         records.append(record)
         for parameter, gradient in named_gradients(own).items():
@@ -213,12 +206,4 @@ def test_a_device_that_hangs_is_noticed(quick_device: None, monkeypatch: pytest.
     anything = defaultdict(lambda: torch.zeros(plan.boundary[0]))
     monkeypatch.setattr(Mark, "query", lambda self: False)
     with pytest.raises(RuntimeFault, match=r"rank 0: F0\.0 has not ended within 0\.1 s"):
-        streams.run_program(
-            Iteration(
-                linear_programs(lowered)[0],
-                lowered.schedule,
-                own,
-                Loopback(anything),
-                timeout_s=0.1,
-            )
-        )
+        streams.run_program(RankStep(own, 0, Prepared(lowered), Loopback(anything), timeout_s=0.1))

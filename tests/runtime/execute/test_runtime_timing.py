@@ -9,8 +9,8 @@ import pytest
 
 from optpipe_sim import CostProfile, build, load_profile
 from optpipe_sim.ops import O
-from optpipe_sim.runtime.execute.iteration import measured_trace
 from optpipe_sim.runtime.execute.launch import Ranks
+from optpipe_sim.runtime.execute.record import measured_trace
 from optpipe_sim.runtime.execute.task import Task
 from optpipe_sim.sim.difference import Difference
 from optpipe_sim.sim.lower import lower

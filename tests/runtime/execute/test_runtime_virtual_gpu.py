@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from runtime_cases import GPT, plan_of, profile_of, with_levels, with_offloads
+from runtime_cases import started as steps_of
 from virtual_gpu import VirtualGpu, nccl
 
 from optpipe_sim import build
@@ -17,16 +18,16 @@ from optpipe_sim.ops import C, O, R
 from optpipe_sim.profile import Offload
 from optpipe_sim.runtime.execute import streams
 from optpipe_sim.runtime.execute.gates import GatedLoopback
-from optpipe_sim.runtime.execute.iteration import Iteration
 from optpipe_sim.runtime.execute.nccl import Nccl
+from optpipe_sim.runtime.execute.rank_step import RankStep, most_offloaded
 from optpipe_sim.runtime.execute.serial import run_serially
+from optpipe_sim.runtime.execute.transport import Transport
 from optpipe_sim.runtime.execute.unpipelined import named_gradients, reference
-from optpipe_sim.runtime.execute.warmup import most_offloaded, warm_up
 from optpipe_sim.runtime.model import stash
 from optpipe_sim.runtime.model.split import zero_gradients
 from optpipe_sim.runtime.model.stage import StageWorker
 from optpipe_sim.runtime.program.issue import issue_order
-from optpipe_sim.runtime.program.program import levels_of, linear_programs
+from optpipe_sim.runtime.program.program import Prepared, levels_of, linear_programs
 from optpipe_sim.sim.lower import Lowered, lower
 
 PLAN = plan_of(GPT, 2)
@@ -72,11 +73,14 @@ def started(lowered: Lowered, rank: int, gpu: VirtualGpu) -> StageWorker:
 
 def contents_of(lowered: Lowered) -> dict[Any, torch.Tensor]:
     """What the ranks send to each other."""
-    workers = [PLAN.rank_worker(lowered.schedule.shape, rank) for rank in (0, 1)]
-    for worker in workers:
-        zero_gradients(worker)
-        worker.start_step(*PLAN.step_batch(M, 0))
-    return run_serially(lowered, dict(enumerate(workers)), keep=True).contents
+    return run_serially(steps_of(PLAN, lowered), keep=True).contents
+
+
+def run(
+    lowered: Lowered, worker: StageWorker, rank: int, transport: Transport, **options: Any
+) -> None:
+    """One step of a rank by the executor for GPUs."""
+    streams.run_program(RankStep(worker, rank, Prepared(lowered), transport, **options))
 
 
 def run_alone(lowered: Lowered, gpu: VirtualGpu, rank: int) -> StageWorker:
@@ -84,9 +88,7 @@ def run_alone(lowered: Lowered, gpu: VirtualGpu, rank: int) -> StageWorker:
     contents = contents_of(lowered)
     worker = started(lowered, rank, gpu)
     with gpu:
-        transport = GatedLoopback(contents)
-        program = linear_programs(lowered)[rank]
-        streams.run_program(Iteration(program, lowered.schedule, worker, transport))
+        run(lowered, worker, rank, GatedLoopback(contents))
     return worker
 
 
@@ -204,14 +206,12 @@ def test_host_memory_is_pinned_before_the_step(gpu: VirtualGpu) -> None:
         worker = started(lowered, 0, gpu)
         with gpu:
             if warm:
-                warm_up(worker, program)
+                RankStep(worker, 0, Prepared(lowered), GatedLoopback({})).warm_up()
                 zero_gradients(worker)
                 worker.start_step(*PLAN.step_batch(M, 0))
                 worker._compute = gpu.compute
             before = worker.slab.reserved
-            streams.run_program(
-                Iteration(program, lowered.schedule, worker, GatedLoopback(contents))
-            )
+            run(lowered, worker, 0, GatedLoopback(contents))
             worker.finish_step()
         assert (worker.slab.reserved == before) is warm
     _, expected = reference(PLAN, M, 0)
@@ -237,9 +237,7 @@ def test_nccl_messages_race_with_nothing_and_leave_when_they_are_sent(gpu: Virtu
             for work in sends:
                 work.done = True
 
-        streams.run_program(
-            Iteration(programs[0], lowered.schedule, worker, transport, begun=begun)
-        )
+        run(lowered, worker, 0, transport, begun=begun)
         assert not any(work.stashed for work in sends)
     assert gpu.faults == []
     assert len(sends) == M
@@ -263,7 +261,7 @@ def test_a_send_that_is_released_too_early_is_found(
             sends[-1].stashed.clear()
 
         monkeypatch.setattr(Nccl, "send", forgetful)
-        streams.run_program(Iteration(programs[0], lowered.schedule, worker, transport))
+        run(lowered, worker, 0, transport)
     assert any(text.startswith("early reuse") for text in gpu.faults)
 
 
@@ -275,9 +273,7 @@ def test_a_message_is_not_read_before_it_is_there(
     with gpu, nccl(gpu):
         transport = Nccl(1, programs)
         monkeypatch.setattr(Nccl, "recv", lambda self, op, peer: self._posted.pop(op)[1])
-        streams.run_program(
-            Iteration(programs[1], lowered.schedule, started(lowered, 1, gpu), transport)
-        )
+        run(lowered, started(lowered, 1, gpu), 1, transport)
     assert any(text.startswith("race") for text in gpu.faults)
 
 

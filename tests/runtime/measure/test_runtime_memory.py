@@ -13,6 +13,7 @@ from optpipe_sim.runtime.measure import footprint
 from optpipe_sim.runtime.measure.footprint import byte_facts, stage_bytes
 from optpipe_sim.runtime.measure.memory import CappedCudaBytes, CudaBytes, indexed
 from optpipe_sim.runtime.model.plan import Plan
+from optpipe_sim.runtime.model.stage import StageWorker
 
 MODEL = Model("tiny", 4, 64, 4, 96, kv_heads=2, ffn=96)
 PLAN = Plan(MODEL, 2, seq=64, microbatch=2)
@@ -47,7 +48,7 @@ def test_without_a_chain_before_it_would_count(
     allocator: CachingAllocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(footprint, "meter", lambda device: CudaBytes("cuda"))
-    monkeypatch.setattr(footprint, "run_chain", lambda *_, **__: None)
+    monkeypatch.setattr(StageWorker, "run_chain", lambda *_, **__: None)
     with pytest.raises(footprint.OptPipeError, match="two microbatches hold"):
         stage_bytes(PLAN, 1, "cpu")
 

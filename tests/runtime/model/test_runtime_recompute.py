@@ -20,6 +20,7 @@ from runtime_cases import (
     plan_of,
     profile_of,
     run_all,
+    started,
     with_levels,
     with_offloads,
 )
@@ -37,7 +38,6 @@ from optpipe_sim.runtime.execute.unpipelined import named_gradients, reference
 from optpipe_sim.runtime.measure.footprint import StageBytes, stage_bytes
 from optpipe_sim.runtime.measure.memory import LiveBytes
 from optpipe_sim.runtime.model.recompute import level_of, part
-from optpipe_sim.runtime.model.split import zero_gradients
 from optpipe_sim.runtime.model.stage import StageWorker
 from optpipe_sim.runtime.train.planner import in_order
 from optpipe_sim.schedule import Schedule
@@ -136,11 +136,9 @@ def test_memory_inside_ops_is_within_the_working_memory(level: str, name: str, a
     assert size.reserve <= 1.25 * max(size.inside.values())
     schedule = build(f"{name}:recompute={level},apart={'yes' if apart else 'no'}", profile, 2)
     lowered = lower(schedule, profile)
-    worker = plan.rank_worker(schedule.shape, 0)
-    zero_gradients(worker)
-    worker.start_step(*plan.step_batch(2, 0))
+    steps = started(plan, lowered)
     with LiveBytes() as meter:
-        run_serially(lowered, {0: worker}, meter=meter)
+        run_serially(steps, meter=meter)
         most = meter.peak()
     predicted = lowered.replay().peak_bytes[0]
     assert predicted <= most <= predicted + size.reserve + 2 * LOSS

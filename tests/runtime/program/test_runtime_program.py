@@ -25,13 +25,13 @@ from optpipe_sim.runtime import PipelineStep, schedule_class
 from optpipe_sim.runtime.confirm.case import Case
 from optpipe_sim.runtime.confirm.confirm import confirm
 from optpipe_sim.runtime.execute.task import Task
-from optpipe_sim.runtime.program.prepare import prepare
 from optpipe_sim.runtime.program.program import (
     Event,
     Program,
     Step,
     inputs_of,
     linear_programs,
+    prepare,
 )
 from optpipe_sim.sim.lower import lower
 from optpipe_sim.stage_cost import RecomputeLevel
