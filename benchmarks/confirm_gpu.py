@@ -37,7 +37,7 @@ try:
     from optpipe_sim.costs.models import Model
     from optpipe_sim.errors import OptPipeError
     from optpipe_sim.processes.fresh import how_it_ended
-    from optpipe_sim.runtime.measure.environment import prepare_cuda
+    from optpipe_sim.runtime.device import prepare_cuda
 except ImportError as missing:
     sys.exit(f"confirm_gpu: {missing}; it needs Python 3.11, torch, numpy, scipy and yaml")
 

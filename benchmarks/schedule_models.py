@@ -14,7 +14,7 @@ from torch.nn import functional
 from optpipe_sim.costs.models import Model
 from optpipe_sim.runtime import first_token, mark_layers, with_earlier
 from optpipe_sim.runtime.model.boundary import call
-from optpipe_sim.runtime.model.models import build_stage, layer_counts
+from optpipe_sim.runtime.model.decoder import build_stage, layer_counts
 
 DECODER = Model("decoder", 8, 64, 4, 96, kv_heads=2, ffn=96)
 WIDTH, VOCAB, SEQ, BATCH, LAYERS = 64, 96, 32, 2, 8

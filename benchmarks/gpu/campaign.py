@@ -33,9 +33,10 @@ from optpipe_sim.profile_io import save_profile
 from optpipe_sim.runtime.confirm.case import Case
 from optpipe_sim.runtime.confirm.confirm import confirm
 from optpipe_sim.runtime.confirm.verdict import Confirmation
+from optpipe_sim.runtime.device import check_device
 from optpipe_sim.runtime.measure.fake import with_latency
 from optpipe_sim.runtime.measure.footprint import OPS
-from optpipe_sim.runtime.measure.profiler import check_device, measure
+from optpipe_sim.runtime.measure.profiler import measure
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.train.planner import in_order
 from optpipe_sim.schedule import Schedule

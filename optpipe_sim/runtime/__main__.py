@@ -133,7 +133,7 @@ def _meet(device: str) -> None:
     import torch.distributed as dist
 
     if device == "cuda":
-        from .execute.device import take_device
+        from .device import take_device
 
         take_device(
             device, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -150,8 +150,8 @@ def _measure(task: Any, rank: int) -> dict[str, Any]:
 
     from ..sim.difference import compare_traces
     from ..sim.lower import lower
-    from .confirm.conditions import conditions
     from .confirm.confirm import machine
+    from .confirm.verdict import conditions
     from .execute.record import measured_trace
 
     result = task.perform(rank)

@@ -10,7 +10,7 @@ import io
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -18,9 +18,6 @@ from torch import nn
 from ..errors import OptPipeError
 from ..files import plain, read_mapping, write_bytes, write_mapping
 from .group import PipelineGroup
-
-if TYPE_CHECKING:
-    from .modules.step import PipelineStep
 
 NAME = "checkpoint.json"
 FORMAT = "optpipe-pipeline"
@@ -31,13 +28,21 @@ def _same(stage: int, name: str) -> str:
     return name.removeprefix("_orig_mod.")  # which torch.compile puts before it
 
 
+class Stages(Protocol):
+    """The stages of this process, by number, and the processes of the pipeline: a `PipelineStep`, or a training run."""
+
+    modules: dict[int, nn.Module]
+    group: PipelineGroup
+
+
 def save_pipeline(
     folder: str,
-    step: PipelineStep,
+    step: Stages,
     number: int,
     optimizer: torch.optim.Optimizer | None = None,
     scheduler: Any = None,
     names: Names = _same,
+    meta: Mapping[str, Any] | None = None,
 ) -> None:
     """Write weights, buffers, optimizer and scheduler after so many steps, whole or not at all; the
     one before goes. All processes of the pipeline have to.
@@ -45,48 +50,12 @@ def save_pipeline(
     Args:
         names: the name in the whole model of what a stage calls so; default: the stage's own names,
             which do as long as no two stages have the same one.
+        meta: further plain data, of the process with the first stage.
 
     Raises:
         OptPipeError: where two stages have the same name.
     """
-    save_stages(folder, step.modules, step.group, number, optimizer, scheduler, names)
-
-
-def load_pipeline(
-    folder: str,
-    step: PipelineStep,
-    optimizer: torch.optim.Optimizer | None = None,
-    scheduler: Any = None,
-    names: Names = _same,
-) -> int:
-    """Read what `save_pipeline` has written, in as many stages as there are now.
-
-    Returns:
-        After how many steps it was.
-
-    Raises:
-        OptPipeError: where there is none, or it lacks something.
-    """
-    meta = published(folder, "`save_pipeline`")
-    load_stages(folder, meta, step.modules, optimizer, scheduler, names)
-    return int(meta["step"])
-
-
-def save_stages(
-    folder: str,
-    modules: Mapping[int, nn.Module],
-    group: PipelineGroup,
-    number: int,
-    optimizer: torch.optim.Optimizer | None = None,
-    scheduler: Any = None,
-    names: Names = _same,
-    meta: Mapping[str, Any] | None = None,
-) -> None:
-    """Write the stages of this process; all processes of the group have to. See `save_pipeline`.
-
-    Args:
-        meta: further plain data, of the process with the first stage.
-    """
+    modules, group = step.modules, step.group
     here = _folder(folder, number)
     own = {stage: _named(module, stage, names) for stage, module in modules.items()}
     index: dict[str, int] = {}
@@ -133,22 +102,25 @@ def published(folder: str, of: str, key: str = "stages") -> dict[str, Any]:
     return meta
 
 
-def load_stages(
+def load_pipeline(
     folder: str,
-    meta: Mapping[str, Any],
-    modules: Mapping[int, nn.Module],
+    step: Stages,
     optimizer: torch.optim.Optimizer | None = None,
     scheduler: Any = None,
     names: Names = _same,
-) -> None:
-    """Read the stages of this process from a checkpoint that is `published`.
+) -> int:
+    """Read what `save_pipeline` has written, in as many stages as there are now.
+
+    Returns:
+        After how many steps it was.
 
     Raises:
-        OptPipeError: where it lacks something.
+        OptPipeError: where there is none, or it lacks something.
     """
+    meta = published(folder, "`save_pipeline`")
     here, index = _folder(folder, meta["step"]), meta["stages"]
     parts: dict[int, dict[str, Any]] = {}
-    for stage, module in modules.items():
+    for stage, module in step.modules.items():
         wanted = {local: names(stage, local) for local in module.state_dict()}
         missing = [name for name in wanted.values() if name not in index]
         if missing:
@@ -164,6 +136,7 @@ def load_stages(
             _restore(module, stage, optimizer, names, [parts[at] for at in sorted(parts)])
     if scheduler is not None:
         scheduler.load_state_dict(_read(here / "common.pt")["scheduler"])
+    return int(meta["step"])
 
 
 def _folder(folder: str, number: int) -> Path:

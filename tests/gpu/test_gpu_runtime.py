@@ -15,7 +15,7 @@ from optpipe_sim.errors import OutOfMemory
 from optpipe_sim.ops import F, O, Op, R
 from optpipe_sim.runtime.confirm.case import Case
 from optpipe_sim.runtime.confirm.confirm import confirm
-from optpipe_sim.runtime.execute.gates import GatedLoopback
+from optpipe_sim.runtime.execute.transport import GatedLoopback
 from optpipe_sim.runtime.execute.unpipelined import make_contents, reference
 from optpipe_sim.runtime.measure.copies import measure_copies
 from optpipe_sim.runtime.measure.footprint import stage_bytes

@@ -106,8 +106,8 @@ def csv_text(rows: Sequence[_Row], losses: Sequence[float] | None) -> str:
 
 def markdown(arguments: argparse.Namespace, task: TrainTask, answer: _Row) -> str:
     """Return the Markdown page of a run, with its provenance."""
+    from ...runtime.device import check_device
     from ...runtime.measure.machine import provenance
-    from ...runtime.measure.profiler import check_device
 
     facts = provenance(task.plan, check_device("cpu"))
     device, versions = facts["device"], facts["versions"]

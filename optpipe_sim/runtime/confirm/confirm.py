@@ -10,8 +10,7 @@ real ops, its neighbours played back. On CUDA the last two have not been tried y
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch import Tensor
 
 from ...errors import OptPipeError
 from ...sim.difference import compare_traces
+from ..device import threads
 from ..execute.launch import Ranks
 from ..execute.record import Record, measured_trace
 from ..execute.task import Task
@@ -61,7 +61,9 @@ def confirm(
         with Ranks(case.schedule.shape.devices) as own:
             return _on_ranks(case, mode, own, progress)
     run = replay if mode == "replay" else loop
-    with _threads(case):
+    # as many threads as the profile was measured with
+    facts: Any = case.profile.meta.get("device") or {}
+    with threads(facts.get("threads") if case.device == "cpu" else None):
         return replace(run(case, progress), machine=machine(case.device))
 
 
@@ -126,19 +128,6 @@ def _compare(case: Case, found: dict[str, Tensor], loss: float) -> Gradients:
 def _peaks(case: Case, records: Sequence[Record]) -> tuple[Peak, ...]:
     pairs = zip(case.predicted_peaks, records, strict=True)
     return tuple(Peak(rank, most, record.peak_bytes) for rank, (most, record) in enumerate(pairs))
-
-
-@contextmanager
-def _threads(case: Case) -> Iterator[None]:
-    """Inside the block, give torch as many threads as the profile was measured with."""
-    before = torch.get_num_threads()
-    facts: Any = case.profile.meta.get("device") or {}
-    if case.device == "cpu" and isinstance(facts.get("threads"), int):
-        torch.set_num_threads(facts["threads"])
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def machine(device: str) -> dict[str, Any]:

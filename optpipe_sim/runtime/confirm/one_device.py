@@ -1,38 +1,43 @@
-"""``replay`` and ``loop``: one rank at a time on one device; what it receives from others is computed
-beforehand.
+"""``replay`` and ``loop``: one rank at a time on one device; what it receives from others is computed beforehand.
 
 The device holds the weights, gradients, activations and messages of one rank only, so a plan can be tried
 whose ranks each fill it.
+
+``loop`` runs the whole program of each rank alone, with real ops and copies, its neighbours played back. In a sweep
+every rank runs once, and messages arrive at the times computed from the previous sweep. A sweep measures the duration
+of each op and the delay after its inputs; the replay of these gives the arrivals of the next sweep, for all ranks at
+once. (If a message arrived when its sender's last run produced it, a delay would move on by one device per sweep: 28
+sweeps at p = 4, m = 32.) The fixed point is the run of all ranks together, where replay and run agree.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import TypeVar, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ...errors import OutOfMemory, RuntimeFault
-from ...ops import Op
+from ...ops import F, Op
 from ...sim.difference import compare_traces
-from ...sim.in_situ import InSitu, compose, median_of
+from ...sim.in_situ import InSitu, compose, in_situ, median_of
 from ...sim.lower import Lowered
 from ...trace import Trace
 from ..execute.rank_step import RankStep
-from ..execute.record import Record
+from ..execute.record import Record, measured_trace
 from ..execute.serial import run_serially
-from ..execute.sweeps import HeldBytes, Sweep, played_back, received, sweep_ranks
-from ..execute.transport import Loopback
+from ..execute.transport import GatedLoopback, Loopback
 from ..execute.unpipelined import make_contents, named_gradients, reference
 from ..measure.memory import CappedCudaBytes, LiveBytes, Meter
 from ..model.stage import StageWorker
 from ..model.stash import HostSlab
-from ..program.program import Prepared, check_tier
+from ..program.program import Prepared, check_tier, inputs_of
 from .case import Case, free_bytes
 from .verdict import Confirmation, GradientCheck, Gradients, Peak, peaks_after_ops
 
@@ -255,3 +260,117 @@ def _rank_meter(case: Case, rank: int) -> Meter:
     if case.device == "cpu":
         return LiveBytes()
     return CappedCudaBytes(case.device, free_bytes(case, rank) if case.cap_memory else None)
+
+
+Arrivals = dict[Op, int]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One pass over all ranks.
+
+    Attributes:
+        trace: as measured, each rank at the times of its own run.
+        found: what every op took, and how late it began.
+        composed: the replay of `found`: all ranks together.
+        moved_ns: how far that moves the arrivals from those of this sweep, at most.
+    """
+
+    trace: Trace
+    records: tuple[Record, ...]
+    found: InSitu
+    composed: Trace
+    moved_ns: int
+
+
+class HeldBytes(Meter):
+    """A memory meter that sums what the slots and queues of a worker hold; faster than watching every
+    storage."""
+
+    def __init__(self, worker: StageWorker) -> None:
+        self.worker = worker
+
+    def held(self) -> int:
+        """Return the bytes now."""
+        return self.worker.held_bytes()
+
+
+def sweep_ranks(
+    lowered: Lowered,
+    run: Callable[[int, Mapping[Op, int]], Record],
+    *,
+    sweeps: int = 6,
+    arrive_ns: Mapping[Op, int] | None = None,
+    progress: Callable[[int, int], None] = lambda sweep, rank: None,
+) -> list[Sweep]:
+    """Run every rank, `sweeps` times.
+
+    Args:
+        run: runs a rank alone, with its messages arriving at these times.
+        arrive_ns: of the first sweep; default: as predicted.
+    """
+    arrive = dict(arrive_ns or arrivals(lowered, lowered.replay()))
+    found: list[Sweep] = []
+    for sweep in range(sweeps):
+        records = []
+        for rank in range(lowered.schedule.shape.devices):
+            progress(sweep, rank)
+            records.append(run(rank, arrive))
+        trace = measured_trace(lowered, records)
+        measured = in_situ(lowered, trace, arrive)
+        composed = compose(lowered, measured)
+        after = arrivals(lowered, composed)
+        moved = max((abs(when - arrive[op]) for op, when in after.items()), default=0)
+        found.append(Sweep(trace, tuple(records), measured, composed, moved))
+        arrive = after
+    return found
+
+
+def received(lowered: Lowered, rank: int) -> list[Op]:
+    """Return the ops of other ranks whose results a rank receives."""
+    place = lowered.schedule.shape.placement
+    return [
+        source
+        for consumer, source in inputs_of(lowered.schedule).items()
+        if place[consumer.stage] == rank != place[source.stage]
+    ]
+
+
+def played_back(
+    device: torch.device, contents: Mapping[Op, Tensor], arrive_ns: Mapping[Op, int]
+) -> Loopback:
+    """Return the transport of a rank that runs alone, its neighbours played back. On a GPU its streams wait for
+    messages, not the host (not confirmed on a GPU yet).
+
+    Args:
+        contents: what the rank receives, on its device.
+    """
+    if device.type != "cuda":
+        return Loopback(contents, arrive_ns)
+    return GatedLoopback(contents, arrive_ns)
+
+
+def arrivals(lowered: Lowered, trace: Trace) -> Arrivals:
+    """Return when the results of a trace's ops arrive at other ranks: messages `t_comm` after their op,
+    on serial links after the earlier messages between the same ranks; turns on shared host links when
+    their transfer has ended."""
+    ends = {span.op: span.end_ns for span in trace.spans}
+    sent = [source for rank in range(trace.profile.devices) for source in received(lowered, rank)]
+    return ends | message_arrivals(lowered, {op: ends[op] for op in sent})
+
+
+def message_arrivals(lowered: Lowered, sent_ns: Mapping[Op, int]) -> Arrivals:
+    """Return when messages arrive that were sent at these times."""
+    profile, place = lowered.profile, lowered.schedule.shape.placement
+    arrive: Arrivals = {}
+    free: dict[tuple[int, int], int] = {}
+    for op in sorted(sent_ns, key=lambda op: (sent_ns[op], op)):
+        depart = sent_ns[op]
+        if profile.serial_links:
+            # a backward sends to the stage before
+            receiver = op.stage + (1 if op.kind is F else -1)
+            link = place[op.stage], place[receiver]
+            depart = max(depart, free.get(link, 0))
+            free[link] = depart + profile.occupancy_ns
+        arrive[op] = depart + profile.t_comm_ns
+    return arrive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from ..group import PipelineGroup, TiedWeights
 from ..measure.memory import Meter
 from ..measure.memory import meter as meter_of
 from ..model.split import zero_gradients
-from ..model.stage import Kept, StageWorker
+from ..model.stage import Kept, StageWorker, unchanged
 from ..program.program import Prepared, Program, Step, inputs_of
 from . import streams, threads
 from .nccl import Nccl
@@ -82,7 +82,8 @@ class RankStep:
         """Run the chains F B W and F BW of one microbatch through every stage, on zeros, and reserve the host
         memory that the offloads of the program need.
 
-        The step has to be started, and has to be started again afterwards; gradients are added to. The first
+        The step has to be started, and has to be started again afterwards; gradients are added to, random numbers
+        and buffers are left as they were. The first
         GEMM on a stream allocates a workspace that stays (32 MiB with cuBLAS on sm90), kernels are loaded at
         their first launch, and pinning a gigabyte takes a good part of a second. All of it may wait for the
         device, which would then wait for another rank, which may do the same: so no message is under way yet.
@@ -90,14 +91,16 @@ class RankStep:
         Args:
             before: called with the stage of each op before it runs.
         """
-        worker = self.worker
+        worker, sizes = self.worker, list[int]()
         assert isinstance(worker, StageWorker)
-        for stage in sorted(worker.modules):
-            for fused in (False, True):
-                worker.run_chain((stage, None), fused=fused, before=before)
-        sizes: list[int] = []
-        for kept, count in sorted(most_offloaded(self.program).items(), key=str):
-            sizes += worker.run_chain(kept, fused=True, before=before) * count
+        with ExitStack() as stack:
+            for module in worker.modules.values():
+                stack.enter_context(unchanged(module, worker.device))
+            for stage in sorted(worker.modules):
+                for fused in (False, True):
+                    worker.run_chain((stage, None), fused=fused, before=before)
+            for kept, count in sorted(most_offloaded(self.program).items(), key=str):
+                sizes += worker.run_chain(kept, fused=True, before=before) * count
         if sizes:
             worker.slab.reserve(sizes)
         if worker.device.type == "cuda":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from ...ops import C, F, O, Op, R
 from ...sim.lower import Lowered
 from ..measure.memory import Meter
+from ..measure.times import between_ns, mark
 from ..model.stage import StageWorker
 from ..program.program import COMPUTE_ENGINE, Step, inputs_of, keys_moved
 from .rank_step import RankStep
@@ -89,9 +90,8 @@ def run_serially(
             scale.end(rank)
         else:
             scale.leave_out_input(None if source is None else results[source])
-            with _Timer(workers[rank].device) as timer:
+            with _timed(run, op, workers[rank].device):
                 one.do(step)
-            run.duration_ns[op] = timer.took_ns
             if op.kind is O:
                 one.do(replace(step, do="drop"))
             made = results.get(op)
@@ -142,33 +142,18 @@ class _Scale:
         return self.accounts[rank] if self.meter else self.workers[rank].held_bytes()
 
 
-class _Timer:
+@contextmanager
+def _timed(run: SerialRun, op: Op, device: torch.device) -> Iterator[None]:
     """Measure the duration of an op: on CUDA on the device, which is kept busy until the host has issued all
     of the op; else by the host's clock."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda, self.took_ns = device.type == "cuda", 0
-
-    def __enter__(self) -> _Timer:
-        if self.cuda:
-            torch.cuda._sleep(HEAD_START_CYCLES)
-        self.start = self._now()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        end = self._now()
-        if self.cuda:
-            end.synchronize()
-            self.took_ns = round(self.start.elapsed_time(end) * 1e6)
-        else:
-            self.took_ns = end - self.start
-
-    def _now(self) -> Any:
-        if not self.cuda:
-            return time.perf_counter_ns()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+    if device.type == "cuda":
+        torch.cuda._sleep(HEAD_START_CYCLES)
+    start = mark(device)
+    yield
+    end = mark(device)
+    if device.type == "cuda":
+        end.synchronize()
+    run.duration_ns[op] = round(between_ns(start, end))
 
 
 def _order(lowered: Lowered) -> Iterator[tuple[Op, bool]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...ops import BW, B, F, Op
 from ...schedule import Schedule
-from ..model.models import Decoder
+from ..model.decoder import Decoder
 from ..model.plan import Plan
 from ..model.stage import StageWorker, token_loss
 

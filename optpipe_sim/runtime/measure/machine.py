@@ -1,24 +1,34 @@
-"""The device, versions and clocks of this machine, for the provenance of measurements."""
+"""The device, versions and clocks of this machine, for the provenance of measurements; and what a communicator of NCCL
+takes of a GPU's memory, outside torch's allocator. That is measured in a process of its own, which may fail or hang:
+
+    python -m optpipe_sim.runtime.measure.machine 0
+
+(Not confirmed on a GPU yet.)
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from ...version import __version__
 
 if TYPE_CHECKING:
     from ..model.plan import Stages
+
 
 LOAD_WIDTH, LOAD_AT_ONCE, LOAD_S = 4096, 16, 0.2  # of the GEMMs under which clocks are read
 MEASURED = {
@@ -149,3 +159,43 @@ def under_load() -> Iterator[None]:
         over.set()
         thread.join()
         torch.cuda.synchronize()
+
+
+TIMEOUT_S = 60.0
+ROOT = Path(__file__).parents[3]  # of the package, which need not be installed
+
+
+@cache
+def communicator_bytes(index: int, timeout_s: float = TIMEOUT_S) -> int | str:
+    """Return the bytes of one communicator on that GPU, or why they are not known.
+
+    One GPU can have a communicator of one process only: the buffers that connect it to another GPU come on
+    top (`nccl.Nccl.buffer_bytes` has all of it, where there are several GPUs).
+    """
+    command = [sys.executable, "-m", __name__, str(index)]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"not measured: {type(error).__name__}"
+    said = done.stdout.split()
+    if done.returncode or not said or not said[-1].isdigit():
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        return f"not measured: {last}"
+    return int(said[-1])
+
+
+def main(index: int) -> None:
+    """Print the bytes that the first communicator allocates."""
+    torch.cuda.set_device(index)
+    one = torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    before, _ = torch.cuda.mem_get_info()
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    dist.all_reduce(one)
+    torch.cuda.synchronize()
+    print(max(0, before - torch.cuda.mem_get_info()[0]), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

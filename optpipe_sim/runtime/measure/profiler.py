@@ -16,10 +16,9 @@ from ...errors import OptPipeError
 from ...profile import CostProfile, Offload
 from ...profile.parts import join
 from ...stage_cost import StageCost
+from ..device import check_device
 from ..model.plan import Stages
-from .communicator import communicator_bytes
-from .copies import Copy, copy_sizes, measure_copies
-from .environment import prepare_cuda
+from .copies import Copy, Factors, copy_sizes, interference_facts, measure_copies, op_factors
 from .footprint import (
     OPS,
     StageBytes,
@@ -29,8 +28,7 @@ from .footprint import (
     stage_bytes,
     static_bytes,
 )
-from .interference import Factors, interference_facts, op_factors
-from .machine import provenance
+from .machine import communicator_bytes, provenance
 from .times import Spread, stage_times
 
 Progress = Callable[[str, int, int], None]
@@ -104,19 +102,6 @@ def measure(
     return assemble(
         plan, [sizes[at] for at in alike], [times[at] for at in alike], copies, meta, name
     )
-
-
-def check_device(device: str) -> torch.device:
-    """Check that the device exists; prepare CUDA before it starts (`environment`)."""
-    if device == "cuda":
-        prepare_cuda()
-    if device == "cuda" and not torch.cuda.is_available():
-        built = torch.version.cuda
-        why = "this torch is built without CUDA" if built is None else "torch sees no GPU"
-        raise OptPipeError(f"--device cuda: {why}; take --device cpu, or fake for bytes alone")
-    if device not in ("cpu", "cuda"):
-        raise OptPipeError(f"--device {device}: expected cpu, cuda or fake")
-    return torch.device(device)
 
 
 def copy_facts(copy: Copy) -> dict[str, Any]:

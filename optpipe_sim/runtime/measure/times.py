@@ -104,6 +104,20 @@ def chains(levels: Sequence[str]) -> list[Chain]:
     return chains
 
 
+def mark(device: torch.device) -> Any:
+    """Return this moment: on CUDA an event on the current stream, else the host's clock, in ns."""
+    if device.type != "cuda":
+        return time.perf_counter_ns()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between_ns(start: Any, end: Any) -> float:
+    """Return the time between two marks; events have to have passed."""
+    return float(end - start) if isinstance(start, int) else float(start.elapsed_time(end) * 1e6)
+
+
 class Clock:
     """Times of ops: on CUDA by events, read once at the end; else by the host's clock.
 
@@ -120,31 +134,20 @@ class Clock:
         self.op, self.keep = op, keep
         return self
 
-    def now(self) -> Any:
-        if self.device.type != "cuda":
-            return time.perf_counter_ns()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def __enter__(self) -> None:
-        self.start = self.now()
+        self.start = mark(self.device)
         self.began_ns = time.perf_counter_ns()
 
     def __exit__(self, *_: object) -> None:
         took_ns = time.perf_counter_ns() - self.began_ns
         if self.keep:
-            self.marks[self.op].append((self.start, self.now()))
+            self.marks[self.op].append((self.start, mark(self.device)))
             self.issued_ns[self.op] = min(took_ns, self.issued_ns.get(self.op, took_ns))
 
     def times(self) -> dict[str, list[float]]:
         """Return the times by op, in ns."""
-        if self.device.type != "cuda":
-            return {
-                op: [float(end - start) for start, end in marks] for op, marks in self.marks.items()
-            }
-        torch.cuda.synchronize(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         return {
-            op: [start.elapsed_time(end) * 1e6 for start, end in marks]
-            for op, marks in self.marks.items()
+            op: [between_ns(start, end) for start, end in marks] for op, marks in self.marks.items()
         }

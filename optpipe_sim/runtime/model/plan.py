@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,51 +13,12 @@ from ...costs.parallelism import OPTIMIZER_BYTES, stage_kinds
 from ...costs.work import GRADIENT_BYTES
 from ...errors import OptPipeError
 from ...schedule.shape import Shape
-from .cut import Cut
-from .models import Decoder, build_stage, check_model, layer_counts, torch_dtype
+from .decoder import Decoder, build_stage, check_model, layer_counts, torch_dtype
+from .sliced import Cut
 from .stage import StageWorker
 
-
-class Stages(Protocol):
-    """What can be profiled: `Plan`, or a user's own modules.
-
-    Attributes:
-        layers: per stage; None: unknown.
-        slices: tokens of each, where sequences are cut.
-        adam_bytes: what the optimizer keeps per weight.
-        title: of the model.
-    """
-
-    @property
-    def devices(self) -> int: ...
-    @property
-    def chunks(self) -> int: ...
-    @property
-    def stages(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def layers(self) -> tuple[int, ...] | None: ...
-    @property
-    def slices(self) -> tuple[int, ...]: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def adam_bytes(self) -> int: ...
-    def alike(self) -> list[int]: ...
-    def worker(self, stage: int, device: str | torch.device, fill: bool = True) -> StageWorker: ...
-    def batch(self, device: str | torch.device) -> tuple[Any, Any]: ...
-    def message(
-        self,
-        worker: StageWorker,
-        boundary: int,
-        gradient: bool = False,
-        generator: torch.Generator | None = None,
-        unit: int = 0,
-    ) -> Tensor | None: ...
-    def marked_layers(self, stage: int) -> int: ...
-    def name(self, kind: str) -> str: ...
-    def facts(self) -> dict[str, Any]: ...
+if TYPE_CHECKING:
+    from ..modules.profile import ModuleStages
 
 
 @dataclass(frozen=True)
@@ -251,3 +212,7 @@ def model_shape(model: Model) -> dict[str, Any]:
         for field in fields(model)
         if field.name not in named and (value := getattr(model, field.name)) != field.default
     }
+
+
+# what can be profiled: a model that is cut, or a user's own modules
+Stages: TypeAlias = "Plan | ModuleStages"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,11 +17,9 @@ from torch.utils import _pytree as pytree
 from ...errors import OptPipeError, RuntimeFault
 from ..group import add_up
 from .boundary import Boundary, Enter, Layout, call
-from .cut import Cut
-from .ready import Ready
 from .recompute import STAGE, Dropping, NoSuchPart, level_of, part
-from .sliced import Slice, running
-from .split import WeightQueue, deferring, split_linears
+from .sliced import Cut, Slice, running
+from .split import Ready, WeightQueue, deferring, split_linears
 from .stash import HostSlab, Slot, storage_key
 
 Loss = Callable[[Any, Any], Tensor]
@@ -387,8 +385,7 @@ class StageWorker:
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters of all stages, each once: for the optimizer."""
-        every = (p for _, module in sorted(self.modules.items()) for p in module.parameters())
-        return list({id(parameter): parameter for parameter in every}.values())
+        return parameters_of(self.modules)
 
     def tied(self, stage: int) -> nn.Parameter | None:
         """Return the copy of the tied weight in `stage` (see `models.Decoder`), if there is one."""
@@ -413,6 +410,27 @@ class StageWorker:
                 f"F{name} on {self.where}: no {what}; start_step gave {len(batch)} microbatches"
             )
         return self.cut.of_batch(batch[mb], unit)
+
+
+@contextmanager
+def unchanged(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Leave random numbers and buffers as they were."""
+    kept = [(buffer, buffer._version, buffer.clone()) for buffer in module.buffers()]
+    cuda = [torch.cuda.current_device()] if device.type == "cuda" else []
+    with torch.random.fork_rng(cuda):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, version, before in kept:
+                    if buffer._version != version:
+                        buffer.copy_(before)
+
+
+def parameters_of(modules: Mapping[int, nn.Module]) -> list[nn.Parameter]:
+    """Return the parameters of stages, each once: for the optimizer."""
+    every = (p for _, module in sorted(modules.items()) for p in module.parameters())
+    return list({id(parameter): parameter for parameter in every}.values())
 
 
 def _edge(tensor: Tensor) -> GradientEdge | None:

@@ -2,13 +2,18 @@
 
 One microbatch goes forward through all stages, and each stage backward by itself with gradients of
 zero; no `.grad`, buffer or random state is changed.
+
+Where sequences are cut into slices, `Halves` tries whether stages give two slices the results of the whole, on the
+first tokens of a microbatch. Slices are right where attention takes the keys and values of earlier ones
+(`with_earlier`), positions count from the first token of the sequence (`first_token`), and the loss is a mean over
+tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import sqrt
 from typing import Any
 
 import torch
@@ -21,9 +26,143 @@ from torch.utils import _pytree as pytree
 from ...errors import OptPipeError
 from ...schedule.shape import Shape
 from ..group import PipelineGroup
-from ..model.boundary import Boundary, Enter, call
-from ..model.sliced import Layouts
-from .halves import Halves
+from ..model.boundary import Boundary, Enter, Layout, call
+from ..model.sliced import Cut, Keys, Layouts, Slice, running
+from ..model.stage import Loss, unchanged
+from ..model.stash import HostSlab, Slot
+
+TOKENS = 128  # so few that they fit where whole sequences do not
+Run = Callable[[nn.Module, Any], Any]
+
+
+class Halves:
+    """The first tokens of a microbatch, whole and in two slices.
+
+    Args:
+        lengths: tokens of each slice of the sequences. loss, target: of the last stage.
+
+    Raises:
+        OptPipeError: where a slice has no tokens.
+    """
+
+    def __init__(self, lengths: Sequence[int], loss: Loss, target: Any) -> None:
+        if min(lengths) < 1:
+            raise OptPipeError(f"slices: expected tokens of each, got {_listed(lengths)}")
+        self.lengths, self.loss, self.target = tuple(lengths), loss, target
+        self.tokens = min(sum(lengths), TOKENS)
+        self.cut = Cut((self.tokens - self.tokens // 2, self.tokens // 2))
+
+    def first(self, tree: Any, what: str) -> Any:
+        """Return the first tokens of a microbatch of inputs or targets.
+
+        Raises:
+            OptPipeError: where a tensor is not (sequences, tokens, ...) with the tokens of all slices.
+        """
+        _check(tree, sum(self.lengths), f"{what}: slices={_listed(self.lengths)}")
+        return pytree.tree_map_only(Tensor, lambda one: one.narrow(1, 0, self.tokens), tree)
+
+    def ending(self, made: Any) -> Tensor:
+        """Return the loss of what the last stage makes of the first tokens."""
+        return self.loss(made, self.first(self.target, "targets"))
+
+    def layouts(
+        self, stage: int, module: nn.Module, run: Run, tree: Any, made: Any, loss: Tensor | None
+    ) -> Layouts:
+        """Run a stage on both halves; return the keys and values that later slices read, of each slice.
+
+        Args:
+            tree: what it takes. made: what it makes of that. loss: of the last stage.
+
+        Raises:
+            OptPipeError: where the results of the halves are not those of the whole.
+        """
+        where = f"stage {stage}"
+        keys = Keys()
+        slot = Slot(str(stage), where, (), HostSlab(pinned=False))
+        halves, losses = [], []
+        with torch.no_grad():
+            for unit, start in enumerate((0, self.cut.lengths[0])):
+                with running(Slice(unit, start, keys, slot, last=unit == 1)):
+                    half = run(module, self.cut.of_batch(tree, unit))
+                    if loss is not None:
+                        target = self.cut.of_batch(self.first(self.target, "targets"), unit)
+                        losses.append(self.loss(half, target) * self.cut.share(unit))
+                halves.append(half)
+            if loss is not None:
+                found, wanted, what = [sum(losses)], [loss], "loss"
+            else:
+                _check(made, self.tokens, f"{where} hands on")
+                found, wanted, what = [*_joined(halves)], [*_tensors(made)], where
+            off = _off(module, found, wanted)
+            if off is not None and not _draws(run, module, tree):
+                raise OptPipeError(
+                    f"{what}: two slices of {self.tokens} tokens give other results than the whole"
+                    f" ({off}): {_WHY[what == 'loss']}"
+                )
+        torch.clear_autocast_cache()  # of copies of weights without a graph
+        return {
+            (part, at): [_layout(handle.layout, held.dim, tokens) for handle in held.handles]
+            for (part, _), held in keys.held.items()
+            for at, tokens in enumerate(self.lengths[:-1])
+        }
+
+
+_WHY = (
+    "attention takes the keys and values of earlier slices by with_earlier, and positions count from"
+    " first_token()",
+    "it has to be a mean over all tokens of the targets, each token's by itself",
+)
+
+
+def _layout(layout: tuple[Any, ...], dim: int, tokens: int) -> Layout:
+    shape = list(layout[1])
+    shape[dim] = tokens
+    return tuple(shape), layout[3]
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    return (one for one in pytree.tree_leaves(tree) if isinstance(one, Tensor))
+
+
+def _joined(halves: Sequence[Any]) -> Iterator[Tensor]:
+    return (torch.cat(pair, 1) for pair in zip(*map(_tensors, halves), strict=True))
+
+
+def _check(tree: Any, tokens: int, what: str) -> None:
+    for one in _tensors(tree):
+        if one.dim() < 2 or one.shape[1] != tokens:
+            raise OptPipeError(
+                f"{what}: a tensor of shape {tuple(one.shape)}; where sequences are cut into slices, every"
+                f" tensor is (sequences, tokens, ...), here with {tokens} tokens"
+            )
+
+
+def _off(module: nn.Module, found: Sequence[Any], wanted: Sequence[Tensor]) -> str | None:
+    """Return how far results are off, where that is more than rounding."""
+    kinds = [one.dtype for one in (*wanted, *module.parameters()) if one.is_floating_point()]
+    if torch.is_autocast_enabled("cpu"):
+        kinds.append(torch.get_autocast_dtype("cpu"))
+    if torch.is_autocast_enabled("cuda"):
+        kinds.append(torch.get_autocast_dtype("cuda"))
+    rounding = sqrt(max((torch.finfo(kind).eps for kind in kinds), default=0.0))
+    for one, other in zip(found, wanted, strict=True):
+        most = float(other.abs().max())
+        off = float((one.double() - other.double()).abs().max())
+        if not off <= rounding * most:
+            return f"off by {off:.2g} of {most:.2g}"
+    return None
+
+
+def _draws(run: Run, module: nn.Module, tree: Any) -> bool:
+    """Whether a stage draws random numbers: its results cannot be compared."""
+    before = torch.get_rng_state()
+    run(module, tree)
+    return not torch.equal(before, torch.get_rng_state())
+
+
+def _listed(lengths: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, lengths))}]"
+
 
 SHARDED = (FSDPModule, FullyShardedDataParallel)
 IN_PLACE = "modified by an inplace operation"
@@ -80,6 +219,11 @@ class Passed:
     problem: str | None = None
     keys: Layouts = field(default_factory=dict)  # that later slices read
 
+    def portable(self) -> Passed:
+        """Return it as another process can take it: in host memory, without what is of this process alone."""
+        kept = None if self.message is None else self.message.cpu().clone()
+        return Passed(self.boundary, kept, self.problem)
+
 
 def examine(
     modules: Mapping[int, nn.Module],
@@ -113,7 +257,7 @@ def examine(
     for stage in sorted(modules):
         taken = came.get(stage)
         if taken is None and stage:
-            taken = _received(*group.take(place[stage - 1]))
+            taken = group.take(place[stage - 1])
         if taken is not None and taken.problem:
             made = Passed(problem=taken.problem)
         else:
@@ -127,7 +271,7 @@ def examine(
         if stage < last and stage + 1 in modules:
             came[stage + 1] = made
         elif stage < last:
-            group.put(_sent(made), place[stage + 1])
+            group.put(made.portable(), place[stage + 1])
         if taken is not None and stage:
             found.setdefault(stage - 1, taken)
     problems = group.gather(next((one.problem for one in found.values() if one.problem), None))
@@ -135,21 +279,6 @@ def examine(
         if problem:
             raise OptPipeError(problem)
     return found
-
-
-def _sent(made: Passed) -> tuple[Boundary | None, Any, str | None]:
-    """Return it as plain data, the message as an array of bytes."""
-    if made.message is None:
-        return made.boundary, None, made.problem
-    flat = made.message.cpu().contiguous().view(-1).view(torch.uint8)
-    return made.boundary, flat.numpy(), made.problem
-
-
-def _received(boundary: Boundary | None, data: Any, problem: str | None) -> Passed:
-    if boundary is None:
-        return Passed(problem=problem)
-    shape, dtype = boundary.message
-    return Passed(boundary, torch.from_numpy(data).view(dtype).view(shape), problem)
 
 
 def _examined(
@@ -222,18 +351,3 @@ def _backward(tensors: list[Tensor], module: nn.Module, anchor: Tensor) -> None:
         except RuntimeError as error:
             if "use_reentrant" not in str(error):  # such a checkpoint wants a real backward
                 raise
-
-
-@contextmanager
-def unchanged(module: nn.Module, device: torch.device) -> Iterator[None]:
-    """Leave random numbers and buffers as they were."""
-    kept = [(buffer, buffer._version, buffer.clone()) for buffer in module.buffers()]
-    cuda = [torch.cuda.current_device()] if device.type == "cuda" else []
-    with torch.random.fork_rng(cuda):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, version, before in kept:
-                    if buffer._version != version:
-                        buffer.copy_(before)

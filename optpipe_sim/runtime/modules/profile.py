@@ -16,10 +16,9 @@ from ...schedule.shape import Shape
 from ..group import PipelineGroup
 from ..measure.profiler import Progress, measure
 from ..model.boundary import Boundary
-from ..model.cut import Cut
+from ..model.sliced import Cut
 from ..model.stage import Loss, StageWorker
-from .examine import Passed, examine
-from .halves import Halves
+from .examine import Halves, Passed, examine
 
 
 def profile_modules(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,19 +14,18 @@ from ...ops import Op
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...stage_cost import StageCost
-from ..execute.device import current_device
+from ..device import current_device
 from ..execute.rank_step import RankStep
 from ..execute.serial import run_serially
 from ..execute.transport import Loopback
 from ..group import PipelineGroup, Tied, TiedWeights
 from ..measure.memory import meter as meter_of
 from ..model.boundary import Boundary
-from ..model.cut import Cut
-from ..model.ready import Ready
-from ..model.stage import Loss, StageWorker
+from ..model.sliced import Cut
+from ..model.split import Ready
+from ..model.stage import Loss, StageWorker, parameters_of
 from ..program.program import prepare
-from .examine import examine, unchanged
-from .halves import Halves
+from .examine import Halves, examine
 
 
 class PipelineStep:
@@ -133,8 +132,7 @@ class PipelineStep:
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters of this process's stages, each once: for the optimizer."""
-        every = (p for _, module in sorted(self.modules.items()) for p in module.parameters())
-        return list({id(parameter): parameter for parameter in every}.values())
+        return parameters_of(self.modules)
 
     # -- a step --------------------------------------------------------------------------------------
 
@@ -248,16 +246,9 @@ class PipelineStep:
             )
         self.boundaries = boundaries
         if self.device.type == "cuda":
-            self._warm_up(inputs, targets)
-
-    def _warm_up(self, inputs: Any, targets: Any) -> None:
-        """Warm up (see `RankStep.warm_up`), leaving random numbers and buffers as they were."""
-        for rank, worker in self.workers.items():
-            with ExitStack() as stack:
-                for module in worker.modules.values():
-                    stack.enter_context(unchanged(module, self.device))
-                self.ranks[rank].start(*self._read(inputs, targets))
-                self.ranks[rank].warm_up()
+            for step in self.ranks.values():
+                step.start(*self._read(inputs, targets))
+                step.warm_up()
 
     def _read(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
         """Return what this process needs of a batch: nothing, where it has neither the first nor the

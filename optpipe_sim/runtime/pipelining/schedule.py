@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
 
 from ...errors import OptPipeError
 from ...ops import BW, B, C, F, Op, W
 from ...profile import CostProfile
 from ...profile_io import load_profile
 from ...schedule import Schedule
-from ..execute.device import current_device
+from ..device import current_device
 from ..execute.rank_step import RankStep
 from ..execute.record import Record
 from ..group import PipelineGroup
-from ..modules.examine import examine, unchanged
+from ..model.boundary import Boundary
+from ..model.stage import Loss, StageWorker
+from ..modules.examine import examine
+from ..modules.examine import refuse as refuse_module
 from ..modules.step import uniform
 from ..program.program import Prepared, check_whole, prepare
 from .probe import Action, Kind, Runtime, add_reduce_grad, add_unshard_reshard
-from .stages import TorchStages, called, check_stages, refuse, sharding
 
 KINDS = {
     F: Kind.FORWARD,
@@ -111,7 +115,7 @@ class PlanSchedule(Runtime):
         self._stage = {stage.stage_index: stage for stage in given}
         self._actions = _actions(plan, self._rank)
         self._forwards = [
-            (step.do, step.op, step.peer)
+            step
             for step in self.prepared.programs[self._rank].steps
             if step.op.kind is F and step.do in ("post", "recv", "run", "send")
         ]
@@ -144,7 +148,7 @@ class PlanSchedule(Runtime):
         if self.worker is None:
             target = target_mbs[0] if target_mbs and self._loss_fn is not None else None
             self.worker = self._made_worker(arg_mbs[0], kwarg_mbs[0], target)
-        batch = arg_mbs, kwarg_mbs, target_mbs or (), return_outputs
+        batch = arg_mbs, kwarg_mbs, target_mbs or (), return_outputs, not self._has_backward
         if self._cold and self._has_backward:
             self.worker.begin(*batch)
             self._warm_up()
@@ -153,8 +157,7 @@ class PlanSchedule(Runtime):
         if self._has_backward:
             self._run()
         else:
-            self._evaluate(self.worker)
-            self.worker.finish_step()
+            self._evaluate()
         if last is not None:
             self._internal_losses.extend(self.worker.losses())
             last.output_chunks.extend(made for _, made in sorted(self.worker.outputs.items()))
@@ -181,7 +184,7 @@ class PlanSchedule(Runtime):
         self.begun(op)
 
     def _end(self, op: Op) -> None:
-        for action in self._actions.get(op, ()):
+        for action in self._actions.get(op, ()) if self._has_backward else ():
             self._perform(action)
 
     # -- FSDP ------------------------------------------------------------------------------------------
@@ -261,15 +264,12 @@ class PlanSchedule(Runtime):
         assert self._one is not None
         every = [p for stage in self._stages for p in stage.submod.parameters()]
         gradients = [parameter.grad for parameter in every]
-        with ExitStack() as stack:
-            for stage in self._stages:
-                stack.enter_context(unchanged(stage.submod, self.device))
-            for parameter in every:
-                parameter.grad = None
-            self._one.warm_up(self._gather)
-            for stage in self._stages:
-                stage.perform_reduce_grad(1)
-                self._reshard(stage)
+        for parameter in every:
+            parameter.grad = None
+        self._one.warm_up(self._gather)
+        for stage in self._stages:
+            stage.perform_reduce_grad(1)
+            self._reshard(stage)
         for parameter, gradient in zip(every, gradients, strict=True):
             parameter.grad = gradient
 
@@ -284,25 +284,14 @@ class PlanSchedule(Runtime):
 
     # -- without a backward ----------------------------------------------------------------------------
 
-    def _evaluate(self, worker: TorchStages) -> None:
+    def _evaluate(self) -> None:
         """Run the forwards alone, in the schedule's order, for `eval`; FSDP gathers weights as it meets them."""
         assert self._one is not None
-        transport = self._one.transport
-        made: dict[Op, Tensor | None] = {}
         with torch.no_grad():
-            for do, op, peer in self._forwards:
-                if do == "post":
-                    transport.post(op, peer, worker.boundary(op.stage))
-                elif do == "recv":
-                    made[op] = transport.recv(op, peer)
-                elif do == "send":
-                    sent = made.pop(op)
-                    assert sent is not None
-                    transport.send(op, sent, peer)
-                else:
-                    before = Op(F, op.stage - 1, op.microbatch)
-                    made[op] = worker.evaluate(op.stage, op.microbatch, made.pop(before, None))
-        transport.finish()
+            for step in self._forwards:
+                self._one.do(step)
+        self._one.transport.finish()
+        self._one.worker.finish_step()
         for stage in self._stages:
             self._reshard(stage)
 
@@ -333,3 +322,142 @@ def _actions(schedule: Schedule, rank: int) -> dict[Op | None, list[Any]]:
         else:
             found[at].append(action)
     return found
+
+
+REDUCED = "torch's fully_shard or replicate reduce gradients here, or reduce them after the step"
+
+
+def called(module: nn.Module, tree: Any, keywords: Mapping[str, Any]) -> Any:
+    """Return what a stage returns as torch calls it: arguments from the stage before, keywords from the
+    step."""
+    made = module(*(tree if type(tree) is tuple else (tree,)), **keywords)
+    return tuple(made) if type(made) is list else made
+
+
+def refuse(stage: Any, module: nn.Module, device: torch.device) -> None:
+    """Refuse one of torch's stages that our executors cannot run; FSDP's weights have to be gathered.
+
+    Raises:
+        OptPipeError: names the stage and the parameter.
+    """
+    if stage.dw_builder is not None:
+        raise OptPipeError(
+            f"stage {stage.stage_index}: has a dw_builder; the schedule defers weight gradients by"
+            " itself: leave it out"
+        )
+    refuse_module(stage.stage_index, module, device, REDUCED, fsdp=True)
+
+
+def sharding(module: nn.Module) -> list[FSDPModule]:
+    """Return the modules that FSDP shards in a stage; torch's runtime asks the outermost."""
+    if not isinstance(module, FSDPModule):
+        return []
+    return [part for part in module.modules() if isinstance(part, FSDPModule)]
+
+
+class TorchStages(StageWorker):
+    """The stages of one rank as torch's schedules see them.
+
+    Differs from its base in what stages are called with, in that gradients are those of the sum of
+    the losses (torch scales them afterwards) and add to what is there, and in that the weights of
+    FSDP come and go.
+
+    Attributes:
+        weights: of FSDP, gathered: no activations, and always in the same storages.
+        outputs: by microbatch, what the last stage returned, if `keep_outputs`.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[int, nn.Module],
+        stages: int,
+        boundaries: list[Boundary | None],
+        *,
+        device: torch.device,
+        rank: int,
+        loss: Loss,
+        weights: Sequence[Tensor],
+    ) -> None:
+        super().__init__(modules, stages, boundaries, device=device, rank=rank, loss=loss)
+        self.share, self.weights = 1.0, weights
+        self.keywords: Sequence[Mapping[str, Any]] = ()
+        self.keep_outputs = self.evaluating = False
+        self.outputs: dict[int, Any] = {}
+
+    def begin(
+        self,
+        inputs: Sequence[Any],
+        keywords: Sequence[Mapping[str, Any]],
+        targets: Sequence[Any],
+        keep_outputs: bool,
+        evaluating: bool,
+    ) -> None:
+        """Begin a step; all by microbatch. `evaluating`: no backward follows."""
+        self.keywords, self.keep_outputs, self.outputs = keywords, keep_outputs, {}
+        self.evaluating = evaluating
+        self.start_step(inputs, targets)
+        values = pytree.tree_leaves([dict(each) for each in keywords])
+        self.leave_out([*self.weights, *(value for value in values if isinstance(value, Tensor))])
+
+    def finish_step(self) -> None:
+        """End a step; torch's schedule reports its `losses`, one by one."""
+        super().finish_step()
+
+    def losses(self) -> list[Tensor]:
+        """Return the losses of the last step, by microbatch."""
+        return [loss for _, loss in sorted(self._losses.items())]
+
+    def leave_out(self, tensors: Any) -> None:
+        """Count these as no activations; sharded weights are in no graph."""
+        super().leave_out(tensor for tensor in tensors if not isinstance(tensor, DTensor))
+
+    def forward(
+        self, stage: int, unit: int, x: Tensor | None, level: str | None = None
+    ) -> Tensor | None:
+        """Run F; where no backward follows, keep nothing for it."""
+        if not self.evaluating:
+            return super().forward(stage, unit, x, level)
+        if x is None:
+            tree = self._inputs[unit]
+        else:
+            tree = self._boundary(stage - 1).tree(self._boundary(stage - 1).unpack(x))
+        found = self._call(stage, unit, tree)
+        if stage < self.stages - 1:
+            made = [value for value in pytree.tree_leaves(found) if isinstance(value, Tensor)]
+            return self._boundary(stage).pack(made, self.device)
+        if len(self._targets):
+            self._losses[unit] = self.loss(found, self._targets[unit])
+        return None
+
+    def _call(self, stage: int, mb: int, tree: Any) -> Any:
+        found = called(self.modules[stage], tree, self.keywords[mb])
+        if stage == self.stages - 1 and self.keep_outputs:
+            self.outputs[mb] = pytree.tree_map_only(Tensor, Tensor.detach, found)
+        return found
+
+
+def check_stages(stages: Sequence[Any], shape: Any, microbatches: int) -> None:
+    """Check that torch's stages are those of this rank in the schedule.
+
+    Raises:
+        OptPipeError: says which are expected.
+    """
+    if not stages:
+        raise OptPipeError("stages: none given")
+    first = stages[0]
+    if first.num_stages != shape.stages:
+        raise OptPipeError(f"stages: of {first.num_stages}, the schedule has {shape.stages}")
+    if first.group_size != shape.devices:
+        raise OptPipeError(
+            f"stages: their group has {first.group_size} ranks, the schedule {shape.devices} devices"
+        )
+    given = sorted(stage.stage_index for stage in stages)
+    wanted = sorted(shape.stages_of(first.group_rank))
+    if given != wanted:
+        raise OptPipeError(
+            f"stages: rank {first.group_rank} has {given}, in the schedule it has {wanted}"
+        )
+    if microbatches != shape.microbatches:
+        raise OptPipeError(
+            f"n_microbatches: {microbatches}, the schedule has {shape.microbatches} microbatches"
+        )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import OptPipeError
+from ...errors import InvalidSchedule, OptPipeError
 from ...files import plain
 from ...profile import CostProfile
 from ...schedule import Schedule
@@ -19,10 +19,22 @@ from ..checkpoint import NAME, published
 from ..model.plan import Plan, model_shape
 from ..model.tokens import Tokens
 from ..program.program import Prepared, check_tier, check_whole, prepare
-from .online import require_same_shape
 from .planner import Online, Planner
 
 NEWS, STOP = "news.jsonl", "stop"
+
+
+def require_same_shape(new: Schedule, old: Schedule) -> None:
+    """Refuse a schedule for stages that lie elsewhere, or for another batch.
+
+    Raises:
+        InvalidSchedule: says what differs.
+    """
+    if new.shape != old.shape:
+        raise InvalidSchedule(
+            f"a switch keeps devices, chunks, placement and microbatches: {new.shape} is not"
+            f" {old.shape}"
+        )
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from ...profile import CostProfile
+from ..device import threads
 from ..execute.launch import Ranks
 from ..measure.profiler import measure
 from ..model.plan import Plan
@@ -27,17 +29,6 @@ NEAR = 10  # iterations before and after a switch that are compared
 SAMPLES, WARMUP = 10, 3  # of the costs to start with
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Set torch to one thread, as in ranks: another order of summation gives other results."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def first_costs(
     plan: Plan,
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
@@ -46,11 +37,11 @@ def first_costs(
 ) -> CostProfile:
     """Measure the costs to start with: bytes, copies and times of each stage alone on this device, at `levels` of
     recomputation as well."""
-    with one_thread():
+    with threads(1):  # as in ranks
         return measure(plan, device, SAMPLES, WARMUP, progress, levels=levels)
 
 
-@one_thread()
+@threads(1)
 def unpipelined(
     task: TrainTask, steps: int, tick: Callable[[int], None] = lambda step: None
 ) -> list[float]:
@@ -94,53 +85,42 @@ def train(
     with ExitStack() as stack:
         if ranks is None:
             ranks = stack.enter_context(Ranks(task.schedule.shape.devices))
-        folder = stack.enter_context(TemporaryDirectory(prefix="optpipe-train-"))
-        return _Driver(replace(task, folder=folder), news, ranks).run()
-
-
-class _Driver:
-    """Runs the ranks in a thread, and reads their reports meanwhile."""
-
-    def __init__(
-        self, task: TrainTask, news: Callable[[dict[str, Any]], object], ranks: Ranks
-    ) -> None:
-        self.task, self.news, self.ranks = task, news, ranks
-        self.tail = _Tail(Path(task.folder) / NEWS)
-        self.stop = Path(task.folder) / STOP
-        self.found: TrainResult | None = None
-        self.error: BaseException | None = None
-        # not Thread.join: where Ctrl-C interrupts it, Python 3.11 takes the thread for ended
-        self.ended = threading.Event()
-
-    def run(self) -> TrainResult:
-        """Run them; return the result of rank 0."""
-        threading.Thread(target=self._work, daemon=True).start()
-        going = True
-        while going:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="optpipe-train-")))
+        running = _begin(ranks, RankTraining(replace(task, folder=str(folder))))
+        told = 0
+        while True:
             try:
-                going = not self.ended.wait(POLL_S)
-                self._listen()
+                over = wait([running], POLL_S).done
+                lines = _whole_lines(folder / NEWS)
+                while told < len(lines):
+                    told += 1
+                    if news(json.loads(lines[told - 1])) is True:
+                        (folder / STOP).touch()
+                if over:
+                    return running.result()[0]
             except KeyboardInterrupt:
-                if self.stop.exists():
+                if (folder / STOP).exists():
                     raise
-                self.stop.touch()
-        if self.error is not None:
-            raise self.error
-        assert self.found is not None
-        return self.found
+                (folder / STOP).touch()
 
-    def _work(self) -> None:
+
+def _begin(ranks: Ranks, job: RankTraining) -> Future[list[TrainResult]]:
+    """Have ranks do a job in a thread that nobody waits for: a second Ctrl-C ends all of it."""
+    running: Future[list[TrainResult]] = Future()
+
+    def work() -> None:
         try:
-            self.found = self.ranks.run(RankTraining(self.task))[0]
+            running.set_result(ranks.run(job))
         except BaseException as error:
-            self.error = error
-        finally:
-            self.ended.set()
+            running.set_exception(error)
 
-    def _listen(self) -> None:
-        for row in self.tail.read():
-            if self.news(row) is True:
-                self.stop.touch()
+    threading.Thread(target=work, daemon=True).start()
+    return running
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Return the lines of a file that another process still writes."""
+    return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
 def switch_costs(result: TrainResult) -> list[dict[str, Any]]:
@@ -187,21 +167,3 @@ def switch_costs(result: TrainResult) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-class _Tail:
-    """The lines appended to a file since it was last read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.at = path, 0
-
-    def read(self) -> list[dict[str, Any]]:
-        """Return the new rows, of whole lines only."""
-        if not self.path.exists():
-            return []
-        with self.path.open("rb") as file:
-            file.seek(self.at)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self.at += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]

@@ -1,31 +1,194 @@
-"""One rank of a training run, step by step: iterations, optimizer, switch, checkpoints, progress reports."""
+"""One rank of a training run, step by step: iterations, optimizer, switch, checkpoints, progress reports.
+
+It switches to another schedule on all ranks at once, or on none: between two iterations rank 0 sends the others a
+schedule and its costs. Every rank lowers and checks it in a thread of its own while iterations continue. After each
+iteration the ranks sum up how many are ready and how many refuse: once all are ready, all switch with the next
+iteration, as all read the same sum; if one refuses, none switches. The exchange costs two small messages: one with
+the proposal, and the all-reduce that follows every iteration anyway.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
 
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
 from ...errors import OptPipeError
 from ...ops import O, Op
 from ...profile import CostProfile
+from ...profile_io import load_profile, profile_to_json
 from ...schedule import Schedule
-from ..checkpoint import load_stages, save_stages
-from ..execute.device import take_device
+from ..checkpoint import load_pipeline, save_pipeline
+from ..device import take_device
 from ..execute.rank_step import RankStep
 from ..execute.task import clock_offset_ns
 from ..group import PipelineGroup
 from ..measure.insitu import sample
 from ..model.stage import StageWorker
-from .online import Outcome, Report, Switch
+from ..program.program import Prepared
 from .planner import Proposal
 from .task import NEWS, STOP, Slow, TrainResult, TrainTask, optimizer_for
+
+
+@dataclass
+class Report:
+    """The measurements of an iteration, the same on all ranks.
+
+    Attributes:
+        start_ns, end_ns: of every op, by rows. peaks: activation bytes per rank; 0: not measured.
+        loss: the mean over microbatches.
+    """
+
+    loss: float
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    peaks: list[int]
+
+
+@dataclass
+class Outcome:
+    """How a proposal ended: with a `Prepared` on all ranks, or with the reasons of those who refused.
+
+    Attributes:
+        prepare_ns: how long each rank took to prepare, beside training.
+    """
+
+    prepared: Prepared | None
+    reasons: list[str]
+    prepare_ns: list[int]
+
+
+@dataclass
+class _Pending:
+    """A proposal that this rank prepares in the background."""
+
+    prepare: Callable[[Schedule, CostProfile], Prepared]
+    text: bytes
+    ready: Prepared | None = None
+    reason: str = ""
+    took_ns: int = 0
+    thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self._work, name="prepare", daemon=True)
+        self.thread.start()
+
+    def _work(self) -> None:
+        began = time.monotonic_ns()
+        try:
+            data = json.loads(self.text)
+            schedule = Schedule.from_json(data["schedule"], "proposed schedule")
+            self.ready = self.prepare(schedule, load_profile(data["profile"]))
+        except Exception as error:  # whatever the reason, this rank cannot run it
+            self.reason = f"{type(error).__name__}: {error}"
+        self.took_ns = time.monotonic_ns() - began
+
+
+class Switch:
+    """One rank's part in agreeing on a schedule; all ranks call its methods in the same order.
+
+    Args:
+        prepare: makes a proposal ready to run, or raises.
+        device: where the tensors of messages have to be (``cuda`` for NCCL, unconfirmed).
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        prepare: Callable[[Schedule, CostProfile], Prepared],
+        device: str = "cpu",
+    ) -> None:
+        self.rank, self.ranks, self.prepare, self.device = rank, ranks, prepare, device
+        self._pending: _Pending | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a proposal is not decided yet."""
+        return self._pending is not None
+
+    def boundary(self, proposal: Proposal | None = None, stop: bool = False) -> tuple[bool, int]:
+        """Agree on the state between iterations: rank 0 broadcasts it, and a proposal if it has one.
+
+        Returns:
+            Whether to end here, and a moment on rank 0's clock, the zero of the iteration's times.
+        """
+        text = b""
+        if proposal is not None and self._pending is None:
+            text = json.dumps(
+                {
+                    "schedule": proposal.schedule.to_json(),
+                    "profile": profile_to_json(proposal.profile),
+                }
+            ).encode()
+        header = torch.tensor([int(stop), len(text), time.monotonic_ns()], device=self.device)
+        dist.broadcast(header, src=0)
+        stopping, size, zero_ns = header.tolist()
+        if size:
+            letters = torch.empty(size, dtype=torch.uint8, device=self.device)
+            if self.rank == 0:
+                letters.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+            dist.broadcast(letters, src=0)
+            self._pending = _Pending(self.prepare, letters.cpu().numpy().tobytes())
+        return bool(stopping), zero_ns
+
+    def exchange(
+        self,
+        schedule: Schedule,
+        times_ns: dict[Any, tuple[int, int]],
+        loss: float | None,
+        peak: int = 0,
+    ) -> tuple[Report, Outcome | None]:
+        """Exchange every rank's times, the loss, and the votes on the proposal after an iteration.
+
+        One sum over all ranks, each of which fills in its own entries; in doubles, which hold
+        times in ns exactly for a hundred days.
+        """
+        p, ops = self.ranks, len(schedule)
+        table = torch.zeros(3 + 2 * p + 2 * ops, dtype=torch.float64)
+        pending = self._pending
+        if pending is not None and not pending.thread.is_alive():
+            table[0 if pending.ready is not None else 1] = 1
+            table[3 + self.rank] = pending.took_ns
+        table[2] = loss or 0.0
+        table[3 + p + self.rank] = peak
+        rows = [schedule.row(op) for op in times_ns]
+        table[3 + 2 * p :].view(ops, 2)[rows] = torch.tensor(
+            list(times_ns.values()), dtype=torch.float64
+        )
+        table = table.to(self.device)
+        dist.all_reduce(table)
+        table = table.cpu()
+        start, end = table[3 + 2 * p :].view(ops, 2).to(torch.int64).numpy().T
+        peaks = [int(peak) for peak in table[3 + p : 3 + 2 * p]]
+        report = Report(float(table[2]), start, end, peaks)
+        return report, self._decide(table)
+
+    def _decide(self, table: Tensor) -> Outcome | None:
+        pending = self._pending
+        if pending is None or (table[1] == 0 and table[0] < self.ranks):
+            return None
+        self._pending = None
+        took = [int(ns) for ns in table[3 : 3 + self.ranks]]
+        if table[1] == 0:
+            return Outcome(pending.ready, [], took)
+        reasons: list[str] = [""] * self.ranks
+        dist.all_gather_object(reasons, pending.reason)
+        refused = [f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason]
+        return Outcome(None, refused, took)
+
 
 UNUSUAL = 1  # iterations after a switch that do not count: their memory is new
 METERED = 2  # the one after a switch in which memory is measured, which slows it down
@@ -42,6 +205,7 @@ class Trainer:
         shape = task.schedule.shape
         self.now = task.prepare(rank, task.schedule, task.profile)
         self.worker = task.plan.rank_worker(shape, rank, task.device)
+        self.modules, self.group = self.worker.modules, PipelineGroup(shape.devices)
         if task.slow:
             _slow_down(self.worker, task.slow, lambda: self.step)
         self.optimizer = optimizer_for(self.worker.parameters(), task)
@@ -54,8 +218,7 @@ class Trainer:
         self.step = self.epoch = self.since = 0
         if task.resume and task.checkpoints:
             meta = task.checkpoint()
-            self.step = meta["step"]
-            load_stages(task.checkpoints, meta, self.worker.modules, self.optimizer)
+            self.step = load_pipeline(task.checkpoints, self, self.optimizer)
             self.result = TrainResult(meta["rows"], meta["events"], meta["phases"])
             self.epoch = len(self.result.phases)
         self.planner = task.planner(self.now.schedule, self.step, self.epoch) if rank == 0 else None
@@ -84,14 +247,14 @@ class Trainer:
     def _steps(self) -> None:
         task, saved, ended = self.task, self.step, time.monotonic_ns()
         while self.step < task.steps:
-            boundary = self.switch.boundary(self._proposal(), self._asked_to_stop())
-            if boundary.stop:
+            stop, zero_ns = self.switch.boundary(self._proposal(), self._asked_to_stop())
+            if stop:
                 self.result.stopped = True
                 break
             self.rank_step.start(*task.batch(self.step))
             began, metered = time.monotonic_ns(), self.since == METERED
             record = self.rank_step.run(
-                self.rank_step.meter() if metered else None, boundary.zero_ns + self.offset_ns
+                self.rank_step.meter() if metered else None, zero_ns + self.offset_ns
             )
             ran_ns = time.monotonic_ns() - began
             self.rank_step.exchange_tied()
@@ -253,14 +416,7 @@ class Trainer:
             "events": result.events,
             "phases": result.phases,
         }
-        save_stages(
-            self.task.checkpoints,
-            self.worker.modules,
-            PipelineGroup(self.now.schedule.shape.devices),
-            self.step,
-            self.optimizer,
-            meta=meta,
-        )
+        save_pipeline(self.task.checkpoints, self, self.step, self.optimizer, meta=meta)
 
 
 def _slow_down(worker: StageWorker, slow: Slow, step: Callable[[], int]) -> None:

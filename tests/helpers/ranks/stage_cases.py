@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from optpipe_sim.costs.models import Model
-from optpipe_sim.runtime.model.models import build_stage
+from optpipe_sim.runtime.model.decoder import build_stage
 from optpipe_sim.runtime.model.stage import StageWorker
 
 SEQ, BATCH, WIDTH = 16, 2, 32

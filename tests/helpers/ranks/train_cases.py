@@ -16,9 +16,9 @@ from optpipe_sim.runtime.measure.insitu import Sample, sample
 from optpipe_sim.runtime.measure.profiler import measure
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.tokens import Tokens
-from optpipe_sim.runtime.train.online import Prepared
 from optpipe_sim.runtime.train.planner import Online, Proposal
 from optpipe_sim.runtime.train.task import TrainTask
+from optpipe_sim.runtime.train.trainer import Prepared
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.schedule.shape import Shape
 

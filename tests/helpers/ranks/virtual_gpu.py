@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
 
-from optpipe_sim.runtime.execute import gates, streams
+from optpipe_sim.runtime.execute import streams, transport
 
 Clock = dict[int, int]
 Span = tuple[int, float]
@@ -162,8 +162,8 @@ class VirtualGpu(TorchDispatchMode):
             "mem_get_info": lambda device=None: (1 << 30, 1 << 31),
         }.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
-        monkeypatch.setattr(gates, "pinned_zeros", lambda n: torch.zeros(n, dtype=torch.int32))
-        monkeypatch.setattr(gates, "driver", Driver)
+        monkeypatch.setattr(transport, "pinned_zeros", lambda n: torch.zeros(n, dtype=torch.int32))
+        monkeypatch.setattr(transport, "driver", Driver)
         streams.copy_stream.cache_clear()
 
     # -- memory ----------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from torch_pipeline import TorchJob
 from virtual_gpu import OnHost, VirtualGpu, nccl
 
 from optpipe_sim.ops import Op
+from optpipe_sim.runtime import device as devices
 from optpipe_sim.runtime.execute import rank_step, streams
-from optpipe_sim.runtime.measure import profiler
 from optpipe_sim.runtime.measure.memory import LiveBytes
 from optpipe_sim.runtime.modules import examine
 from optpipe_sim.runtime.program.issue import Issue, issue_order
@@ -29,7 +29,7 @@ def gpu_of_this_rank() -> Iterator[pytest.MonkeyPatch]:
     gpu = VirtualGpu()
     with pytest.MonkeyPatch.context() as patch:
         gpu.install(patch)
-        patch.setattr(profiler, "check_device", lambda name: None)
+        patch.setattr(devices, "check_device", lambda name: None)
         patch.setattr(torch.cuda, "device_count", lambda: 2)
         patch.setattr(torch.cuda, "set_device", lambda number: None)
         patch.setattr(torch.cuda, "get_rng_state", lambda device: torch.get_rng_state())

@@ -23,7 +23,7 @@ from benchmarks.gpu import report as campaign_report
 from benchmarks.gpu.campaign import Campaign, Runner
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.runtime.execute import streams
-from optpipe_sim.runtime.measure import copies, interference, machine, profiler
+from optpipe_sim.runtime.measure import copies, machine, profiler
 from optpipe_sim.runtime.model.stage import StageWorker
 
 WORK = replace(SMALL, samples=1, loops=("1f1b", "adaoffload"))
@@ -60,7 +60,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualGpu]:
     monkeypatch.setattr(copies, "LOAD_WIDTH", {"cuda": 16})
     monkeypatch.setattr(machine, "LOAD_WIDTH", 16)
     monkeypatch.setattr(copies, "LARGEST", 1 << 16)
-    monkeypatch.setattr(interference, "IDLE_S", 0.0)
+    monkeypatch.setattr(copies, "IDLE_S", 0.0)
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     with OnHost(), allocator, made:
         yield made

@@ -11,14 +11,14 @@ from slow_stages import MS
 
 from optpipe_sim import Schedule, build
 from optpipe_sim.ops import B, F, Op, parse_op
-from optpipe_sim.runtime.confirm.conditions import conditions
+from optpipe_sim.runtime.confirm.one_device import message_arrivals
 from optpipe_sim.runtime.confirm.verdict import (
     Confirmation,
     Tolerances,
     compare_gradients,
+    conditions,
     peaks_after_ops,
 )
-from optpipe_sim.runtime.execute.sweeps import message_arrivals
 from optpipe_sim.sim.difference import compare_traces
 from optpipe_sim.sim.lower import lower
 

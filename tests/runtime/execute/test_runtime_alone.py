@@ -17,9 +17,9 @@ from strategies import SEEDS
 
 from optpipe_sim import build
 from optpipe_sim.ops import R
+from optpipe_sim.runtime.confirm.one_device import arrivals, message_arrivals, received, sweep_ranks
 from optpipe_sim.runtime.execute.record import Record, measured_trace
 from optpipe_sim.runtime.execute.serial import run_serially
-from optpipe_sim.runtime.execute.sweeps import arrivals, message_arrivals, received, sweep_ranks
 from optpipe_sim.runtime.execute.unpipelined import make_contents, reference
 from optpipe_sim.sim.in_situ import InSitu, compose, in_situ
 from optpipe_sim.sim.lower import Lowered, lower

@@ -21,7 +21,7 @@ from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.profile_io import save_profile
 from optpipe_sim.runtime import PipelineStep
 from optpipe_sim.runtime.__main__ import main
-from optpipe_sim.runtime.execute.device import current_device
+from optpipe_sim.runtime.device import current_device
 from optpipe_sim.runtime.execute.launch import Ranks
 from optpipe_sim.runtime.measure.fake import fake_profile
 from optpipe_sim.runtime.modules import examine

@@ -17,11 +17,10 @@ from optpipe_sim import build
 from optpipe_sim.ops import C, O, R
 from optpipe_sim.profile import Offload
 from optpipe_sim.runtime.execute import streams
-from optpipe_sim.runtime.execute.gates import GatedLoopback
 from optpipe_sim.runtime.execute.nccl import Nccl
 from optpipe_sim.runtime.execute.rank_step import RankStep, most_offloaded
 from optpipe_sim.runtime.execute.serial import run_serially
-from optpipe_sim.runtime.execute.transport import Transport
+from optpipe_sim.runtime.execute.transport import GatedLoopback, Transport
 from optpipe_sim.runtime.execute.unpipelined import named_gradients, reference
 from optpipe_sim.runtime.model import stash
 from optpipe_sim.runtime.model.split import zero_gradients

@@ -11,9 +11,15 @@ import pytest
 import torch
 from timed_gpu import MS, Streams
 
-from optpipe_sim.runtime.measure import interference, profiler
-from optpipe_sim.runtime.measure.copies import DIRECTIONS, MODES, Copy
-from optpipe_sim.runtime.measure.interference import Lane, interference_facts, op_factors
+from optpipe_sim.runtime.measure import copies, profiler
+from optpipe_sim.runtime.measure.copies import (
+    DIRECTIONS,
+    MODES,
+    Copy,
+    Lane,
+    interference_facts,
+    op_factors,
+)
 from optpipe_sim.runtime.measure.times import Spread
 
 OPS_NS = {"F": 30 * MS, "B": 40 * MS, "W": 9 * MS, "BW": 45 * MS}
@@ -57,7 +63,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Streams:
         way: Lane(torch.zeros(8), torch.zeros(8), 30.0 * MS, stream)
         for way, stream in zip((*DIRECTIONS, "message"), ("out", "back", "within"), strict=True)
     }
-    monkeypatch.setattr(interference, "_lanes", lambda *_: lanes)
+    monkeypatch.setattr(copies, "_lanes", lambda *_: lanes)
 
     def sleep(seconds: float) -> None:
         made.host_ns += round(seconds * 1e9)
@@ -103,7 +109,7 @@ def test_samples_beside_copies_that_ended_before_are_dropped(
     gpu: Streams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow op: what may be queued does not last as long."""
-    monkeypatch.setattr(interference, "MOST_COPIES", 1)
+    monkeypatch.setattr(copies, "MOST_COPIES", 1)
     found = factors(gpu)
     assert set(found["W"]) == {*BESIDE, "idle"}  # 9 ms, beside copies of 30
     assert set(found["BW"]) == {"idle"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from optpipe_sim.runtime.measure import communicator, machine
+from optpipe_sim.runtime.measure import machine
 
 
 @pytest.fixture
@@ -74,12 +74,12 @@ def test_a_communicator_is_measured_or_said_not_to_be(
     run: Any, found: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess, "run", run)
-    assert communicator.communicator_bytes.__wrapped__(0) == found
+    assert machine.communicator_bytes.__wrapped__(0) == found
 
 
 def test_a_communicator_is_measured_from_any_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the package is not installed."""
     asked: list[Path] = []
     monkeypatch.setattr(subprocess, "run", lambda *_, cwd, **__: asked.append(cwd) or ended(1)())
-    communicator.communicator_bytes.__wrapped__(0)
-    assert (asked[0] / "optpipe_sim" / "runtime" / "measure" / "communicator.py").is_file()
+    machine.communicator_bytes.__wrapped__(0)
+    assert (asked[0] / "optpipe_sim" / "runtime" / "measure" / "machine.py").is_file()

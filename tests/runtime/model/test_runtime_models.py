@@ -14,7 +14,7 @@ from stage_cases import (
 
 from optpipe_sim.costs.models import parameters
 from optpipe_sim.errors import OptPipeError
-from optpipe_sim.runtime.model.models import build_stage, layer_counts
+from optpipe_sim.runtime.model.decoder import build_stage, layer_counts
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)

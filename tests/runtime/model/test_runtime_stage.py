@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from optpipe_sim.costs.models import Model
 from optpipe_sim.ops import dependencies, parse_op
-from optpipe_sim.runtime.model.models import build_stage
+from optpipe_sim.runtime.model.decoder import build_stage
 from optpipe_sim.runtime.model.stage import StageWorker, token_loss
 
 

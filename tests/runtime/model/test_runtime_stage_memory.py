@@ -26,7 +26,7 @@ from optpipe_sim.costs.work import Work
 from optpipe_sim.runtime.measure.fake import fake_bytes
 from optpipe_sim.runtime.measure.memory import LiveBytes
 from optpipe_sim.runtime.model import stash
-from optpipe_sim.runtime.model.models import build_stage
+from optpipe_sim.runtime.model.decoder import build_stage
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.stage import StageWorker
 from optpipe_sim.runtime.model.stash import HostSlab

@@ -35,9 +35,8 @@ from optpipe_sim.files import read_mapping
 from optpipe_sim.ops import BW, B, F, Op, W
 from optpipe_sim.runtime.checkpoint import NAME
 from optpipe_sim.runtime.execute.launch import Ranks
-from optpipe_sim.runtime.train.online import require_same_shape
 from optpipe_sim.runtime.train.planner import Planner, in_order
-from optpipe_sim.runtime.train.task import Slow
+from optpipe_sim.runtime.train.task import Slow, require_same_shape
 from optpipe_sim.runtime.train.train import switch_costs, train, unpipelined
 
 pytestmark = pytest.mark.slow  # ranks, a solver and a training run at once

@@ -100,9 +100,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
     model = load_model(arguments.model)
     need_torch("profile")
+    from ....runtime.device import check_device
     from ....runtime.measure.fake import fake_profile, with_latency
     from ....runtime.measure.footprint import USUAL_LEVELS, check_levels
-    from ....runtime.measure.profiler import check_device, measure
+    from ....runtime.measure.profiler import measure
     from ....runtime.model.plan import Plan
 
     fake = arguments.device == "fake"

@@ -133,8 +133,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     from ....runtime.confirm.case import Case, plan_of
     from ....runtime.confirm.confirm import confirm
     from ....runtime.confirm.verdict import Tolerances
-    from ....runtime.measure.environment import prepare_cuda
-    from ....runtime.measure.profiler import check_device
+    from ....runtime.device import check_device, prepare_cuda
 
     if arguments.deterministic:
         prepare_cuda(deterministic=True)

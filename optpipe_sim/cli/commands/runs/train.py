@@ -154,7 +154,7 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
     from ....files import read_bytes
     from ....names import build
     from ....profile_io import load_profile
-    from ....runtime.execute.device import take_device
+    from ....runtime.device import take_device
     from ....runtime.model.plan import Plan
     from ....runtime.model.tokens import Tokens
     from ....runtime.train.planner import Online
