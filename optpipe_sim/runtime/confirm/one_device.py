@@ -31,6 +31,7 @@ from ...sim.lower import Lowered
 from ...trace import Trace
 from ..execute.rank_step import RankStep
 from ..execute.record import Record, measured_trace
+from ..execute.run import run_step
 from ..execute.serial import run_serially
 from ..execute.transport import GatedLoopback, Loopback
 from ..execute.unpipelined import make_contents, named_gradients, reference
@@ -178,7 +179,7 @@ def loop(case: Case, progress: Progress) -> Confirmation:
         scale: Meter = HeldBytes(worker)
         if metered:  # what stays refers to no worker: a device holds one rank at a time
             scale = meters[rank] = _rank_meter(case, rank)
-        record = step.run(scale, time.monotonic_ns() + HEAD_START_NS)
+        record = run_step(step, scale, time.monotonic_ns() + HEAD_START_NS)
         if metered:
             bench.compare(worker)
         return record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -19,9 +19,7 @@ from ..measure.memory import meter as meter_of
 from ..model.split import zero_gradients
 from ..model.stage import Kept, StageWorker, unchanged
 from ..program.program import Prepared, Program, Step, inputs_of
-from . import streams, threads
 from .nccl import Nccl
-from .record import Record
 from .transport import Gloo, Transport
 from .worker import Worker
 
@@ -109,25 +107,6 @@ class RankStep:
     def meter(self) -> Meter:
         """Return the meter of memory on this device, which slows the step down."""
         return meter_of(self.worker.device)
-
-    def run(self, meter: Meter | None = None, start_ns: int = 0) -> Record:
-        """Run the step that was started; the gradients of its stages are complete then.
-
-        Args:
-            meter: entered here; read between ops.
-            start_ns: when to start, on `time.monotonic_ns`; 0: now.
-
-        Raises:
-            RuntimeFault: names the rank, the op and what went wrong.
-        """
-        execute = streams if self.worker.device.type == "cuda" else threads
-        with meter or nullcontext():
-            self.worker.allocated = None if meter is None else meter.add
-            record = execute.run_program(self, meter, start_ns)
-        self.worker.allocated = None
-        loss = self.worker.finish_step()
-        record.loss = None if loss is None else float(loss)
-        return record
 
     def exchange_tied(self) -> None:
         """Add up the gradients of a tied weight whose copies two ranks have."""

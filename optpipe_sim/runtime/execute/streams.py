@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,11 +19,9 @@ from ...ops import Op
 from ..measure.memory import Meter
 from ..program.issue import Issue, issue_order
 from ..program.program import COMPUTE_ENGINE, Event
+from .rank_step import RankStep
 from .record import Record
 from .worker import sharp_timers, sleep_until
-
-if TYPE_CHECKING:
-    from .rank_step import RankStep
 
 AHEAD = 2  # compute ops that the host may be ahead of the device
 POLL_S = 0.0002

@@ -23,6 +23,7 @@ from ..model.stage import StageWorker
 from ..program.program import Prepared, Program, check_tier
 from .rank_step import RankStep
 from .record import Record
+from .run import run_step
 from .transport import DelayedGloo, Transport
 from .unpipelined import named_gradients
 from .worker import SyntheticWorker
@@ -111,7 +112,9 @@ class Task:
         records = []
         for _ in range(self.iterations):
             step.start(*data)
-            records.append(step.run(step.meter() if real else None, common_start_ns(offset_ns)))
+            records.append(
+                run_step(step, step.meter() if real else None, common_start_ns(offset_ns))
+            )
             step.exchange_tied()
         gradients = {}
         if self.gradients and isinstance(worker, StageWorker):

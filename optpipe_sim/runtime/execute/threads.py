@@ -6,17 +6,14 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ...errors import RuntimeFault
 from ...ops import O
 from ..measure.memory import Meter
 from ..program.program import COMPUTE_ENGINE, DROP, Event, Step
+from .rank_step import RankStep
 from .record import Record
 from .worker import sharp_timers, sleep_until
-
-if TYPE_CHECKING:
-    from .rank_step import RankStep
 
 
 class Board:

@@ -3,7 +3,8 @@ ranks send to each other in it. Of the whole model at once, or with one stage on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 
 from ...ops import BW, B, F, Op
 from ...schedule import Schedule
-from ..model.decoder import Decoder
 from ..model.plan import Plan
 from ..model.stage import StageWorker, token_loss
 
@@ -26,6 +26,16 @@ def named_gradients(worker: StageWorker) -> dict[str, Tensor]:
     return found
 
 
+def plain_step(whole: nn.Module, inputs: Iterable[Tensor], targets: Sequence[Tensor]) -> float:
+    """Run a batch through the whole model, microbatch by microbatch; return the mean loss. Gradients are added to."""
+    losses = []
+    for tokens, wanted in zip(inputs, targets, strict=True):
+        loss = token_loss(whole(tokens), wanted)
+        (loss / len(targets)).backward()
+        losses.append(loss.detach())
+    return float(torch.stack(losses).mean())
+
+
 def reference(
     plan: Plan, microbatches: int, seed: int, device: str = "cpu", *, exact: bool = False
 ) -> tuple[float, dict[str, Tensor]]:
@@ -37,15 +47,9 @@ def reference(
     whole = plan.module(0, 1, device)
     if exact:
         whole = whole.double()
-    losses = []
-    data = [part.to(device) for part in plan.step_batch(microbatches, seed)]
-    for tokens, targets in zip(*data, strict=True):
-        logits = whole(tokens)
-        loss = token_loss(logits, targets)
-        (loss / microbatches).backward()
-        losses.append(loss.detach())
-    gradients = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
-    return float(torch.stack(losses).mean()), gradients
+    inputs, targets = (part.to(device) for part in plan.step_batch(microbatches, seed))
+    loss = plain_step(whole, inputs, targets)
+    return loss, {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
 
 
 @dataclass
@@ -71,94 +75,73 @@ def make_contents(plan: Plan, schedule: Schedule, seed: int, device: str = "cpu"
     The device holds one stage, its gradients and one activation; the same ops on the same numbers
     as in the unpipelined model, so the results are bitwise those where kernels are deterministic.
     """
-    return _Step(plan, schedule, seed, device).run()
+    stages, m = schedule.shape.stages, schedule.shape.microbatches
+    inputs, targets = plan.step_batch(m, seed)
+    # by stage, what it makes of each microbatch, and the gradients of what it takes
+    forward: list[list[Tensor]] = []
+    backward: list[list[Tensor]] = [[] for _ in range(stages)]
+
+    def taken(stage: int, mb: int) -> Tensor:
+        return (forward[stage - 1] if stage else inputs)[mb].to(device, copy=True)
+
+    for stage in range(stages - 1):
+        module = plan.module(stage, stages, device)
+        with torch.no_grad():
+            forward.append([_on_host(module(taken(stage, mb))) for mb in range(m)])
+        del module
+    found, losses = Contents(), list[Tensor]()
+    tied: Tensor | None = None  # the last stage's share of a weight that the first has as well
+    for stage in reversed(range(stages)):
+        module = plan.module(stage, stages, device)
+        for mb in range(m):
+            x = taken(stage, mb).requires_grad_(bool(stage))
+            y = module(x)
+            if stage == stages - 1:
+                loss = token_loss(y, targets[mb].to(device))
+                losses.append(loss.detach())
+                (loss / m).backward()
+            else:
+                y.backward(backward[stage + 1][mb].to(device))
+            if stage:
+                assert x.grad is not None
+                backward[stage].append(_on_host(x.grad))
+        for name, parameter in module.named_parameters():
+            assert parameter.grad is not None
+            gradient = parameter.grad.to("cpu")
+            if parameter is module.tied_weight and stage:
+                tied = gradient
+                continue
+            if parameter is module.tied_weight and tied is not None:
+                gradient = gradient + tied
+            found.gradients[name] = gradient
+        del module
+    found.loss = float(torch.stack(losses).mean())
+    found.messages = dict(_messages(plan, schedule, forward, backward))
+    return found
 
 
-class _Step:
-    """The step, boundary by boundary: `forward[s, j]` and `backward[s, j]` are what stage s makes."""
+def _on_host(tensor: Tensor) -> Tensor:
+    """Return a copy in host memory."""
+    kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return kept.copy_(tensor.detach())
 
-    def __init__(self, plan: Plan, schedule: Schedule, seed: int, device: str) -> None:
-        self.plan, self.schedule, self.device = plan, schedule, device
-        self.shape = schedule.shape
-        self.inputs, self.targets = plan.step_batch(self.shape.microbatches, seed)
-        self.forward: dict[tuple[int, int], Tensor] = {}
-        self.backward: dict[tuple[int, int], Tensor] = {}
 
-    def run(self) -> Contents:
-        stages, m = self.shape.stages, self.shape.microbatches
-        for stage in range(stages - 1):
-            module = self._module(stage)
-            for mb in range(m):
-                with torch.no_grad():
-                    self.forward[stage, mb] = self._kept(module(self._input(stage, mb)))
-            del module
-        found = Contents()
-        losses: list[Tensor] = []
-        tied: Tensor | None = None  # the last stage's share of a weight that the first has as well
-        for stage in reversed(range(stages)):
-            module = self._module(stage)
-            for mb in range(m):
-                self._back(module, stage, mb, losses)
-            for name, parameter in module.named_parameters():
-                assert parameter.grad is not None
-                gradient = parameter.grad.to("cpu")
-                if parameter is module.tied_weight and stage:
-                    tied = gradient
-                    continue
-                if parameter is module.tied_weight and tied is not None:
-                    gradient = gradient + tied
-                found.gradients[name] = gradient
-            del module
-        found.loss = float(torch.stack(losses).mean())
-        found.messages = dict(self._messages())
-        return found
+def _messages(
+    plan: Plan, schedule: Schedule, forward: list[list[Tensor]], backward: list[list[Tensor]]
+) -> Iterator[tuple[Op, Tensor]]:
+    """Yield what goes from rank to rank, slice by slice where sequences are cut, by the op that makes it."""
+    shape, place = schedule.shape, schedule.shape.placement
+    for stage, unit in itertools.product(range(shape.stages), range(shape.units)):
+        whole = unit // shape.slices
+        if stage < shape.stages - 1 and place[stage] != place[stage + 1]:
+            yield shape.op(F, stage, unit), _unit(plan, forward[stage][whole], unit)
+        if stage and place[stage] != place[stage - 1]:
+            op = shape.op(BW, stage, unit)
+            if schedule.row(op) < 0:
+                op = op._replace(kind=B)
+            yield op, _unit(plan, backward[stage][whole], unit)
 
-    def _back(self, module: nn.Module, stage: int, mb: int, losses: list[Tensor]) -> None:
-        x = self._input(stage, mb)
-        if stage:
-            x.requires_grad_()
-        y = module(x)
-        if stage == self.shape.stages - 1:
-            loss = token_loss(y, self.targets[mb].to(self.device))
-            losses.append(loss.detach())
-            (loss / self.shape.microbatches).backward()
-        else:
-            y.backward(self.backward[stage + 1, mb].to(self.device))
-        if stage:
-            assert x.grad is not None
-            self.backward[stage, mb] = self._kept(x.grad)
 
-    def _module(self, stage: int) -> Decoder:
-        return self.plan.module(stage, self.shape.stages, self.device)
-
-    def _input(self, stage: int, mb: int) -> Tensor:
-        source = self.forward[stage - 1, mb] if stage else self.inputs[mb]
-        return source.to(self.device, copy=True)
-
-    def _kept(self, tensor: Tensor) -> Tensor:
-        """Return a copy in host memory."""
-        cuda = tensor.is_cuda
-        kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=cuda)
-        return kept.copy_(tensor.detach())
-
-    def _messages(self) -> list[tuple[Op, Tensor]]:
-        place, schedule = self.shape.placement, self.schedule
-        found = []
-        for (stage, mb), kept in self.forward.items():
-            if place[stage] != place[stage + 1]:
-                found += [
-                    (self.shape.op(F, stage, unit), each) for unit, each in self._units(mb, kept)
-                ]
-        for (stage, mb), kept in self.backward.items():
-            if place[stage] != place[stage - 1]:
-                for unit, each in self._units(mb, kept):
-                    fused = self.shape.op(BW, stage, unit)
-                    whole = schedule.row(fused) >= 0
-                    found.append((fused if whole else fused._replace(kind=B), each))
-        return found
-
-    def _units(self, mb: int, kept: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yield the units of a microbatch, and their parts of a tensor of it."""
-        cut, slices = self.plan.cut, self.shape.slices
-        for unit in range(mb * slices, (mb + 1) * slices):
-            yield unit, self._kept(cut.of_batch(kept, unit)) if slices > 1 else kept
+def _unit(plan: Plan, kept: Tensor, unit: int) -> Tensor:
+    """Return a unit's part of a tensor of its microbatch."""
+    return _on_host(plan.cut.of_batch(kept, unit)) if plan.slices else kept

@@ -1,24 +1,24 @@
-"""What is profiled or run: a model, how it is cut, and one microbatch of it."""
+"""What is profiled or run, and one microbatch of it: a model and how it is cut, or a user's own stages."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ...costs.models import Model
 from ...costs.parallelism import OPTIMIZER_BYTES, stage_kinds
 from ...costs.work import GRADIENT_BYTES
 from ...errors import OptPipeError
 from ...schedule.shape import Shape
+from .boundary import Boundary
 from .decoder import Decoder, build_stage, check_model, layer_counts, torch_dtype
-from .sliced import Cut
-from .stage import StageWorker
-
-if TYPE_CHECKING:
-    from ..modules.profile import ModuleStages
+from .sliced import Cut, Layouts
+from .stage import Loss, StageWorker
 
 
 @dataclass(frozen=True)
@@ -214,5 +214,117 @@ def model_shape(model: Model) -> dict[str, Any]:
     }
 
 
-# what can be profiled: a model that is cut, or a user's own modules
-Stages: TypeAlias = "Plan | ModuleStages"
+@dataclass(frozen=True)
+class ModuleStages:
+    """What is profiled: a user's own stages, with the messages that they sent when they were examined.
+
+    Attributes:
+        example: one microbatch for the first stage, and one for the loss.
+        boundaries, messages: by the stage that sends.
+        keys: by stage, the keys and values that later slices read.
+        adam_bytes: what the optimizer keeps per weight. title: of the model.
+    """
+
+    modules: tuple[nn.Module, ...]
+    loss: Loss
+    example: tuple[Any, Any]
+    devices: int
+    boundaries: list[Boundary | None]
+    messages: list[Tensor | None]
+    keys: Sequence[Layouts]
+    adam_bytes: int
+    title: str
+    slices: tuple[int, ...] = ()
+    seed: int = 0
+
+    @property
+    def stages(self) -> int:
+        """Of the whole model."""
+        return len(self.modules)
+
+    @property
+    def chunks(self) -> int:
+        """Per device."""
+        return self.stages // self.devices
+
+    @property
+    def layers(self) -> None:
+        """Nothing that could be cut elsewhere."""
+        return
+
+    def marked_layers(self, stage: int) -> int:
+        """Return 0: the layers of a user's modules are unknown."""
+        return 0
+
+    def alike(self) -> list[int]:
+        """Return the stages to measure: all of them."""
+        return list(range(self.stages))
+
+    def worker(self, stage: int, device: str | torch.device, fill: bool = True) -> StageWorker:
+        """Return a worker with just this stage."""
+        modules = {stage: self.modules[stage]}
+        cut = Cut(self.slices, layouts={stage: self.keys[stage]})
+        return StageWorker(
+            modules, self.stages, self.boundaries, device=device, loss=self.loss, cut=cut
+        )
+
+    def batch(self, device: str | torch.device) -> tuple[Any, Any]:
+        """Return two microbatches, inputs and targets, which share no memory."""
+        copy = lambda value: value.clone() if isinstance(value, Tensor) else value  # noqa: E731
+        inputs, targets = ([pytree.tree_map(copy, one), one] for one in self.example)
+        return inputs, targets
+
+    def message(
+        self,
+        worker: StageWorker,
+        boundary: int,
+        gradient: bool = False,
+        generator: torch.Generator | None = None,
+        unit: int = 0,
+    ) -> Tensor | None:
+        """Return what the stage before sent when it was examined, of a slice over and over again; a gradient of
+        zeros, or drawn."""
+        if not 0 <= boundary < self.stages - 1:
+            return None
+        if not gradient:
+            message = self.messages[boundary]
+            assert message is not None
+            return message.clone() if not self.slices else self._repeated(boundary, unit)
+        kind = self.boundaries[boundary]
+        assert kind is not None
+        kind = worker.cut.boundary(kind, unit)
+        made = torch.zeros(kind.gradient[0], dtype=kind.gradient[1], device=worker.device)
+        if generator is not None and kind.differentiable:
+            for part in kind.unpack_gradient(made):
+                part.normal_(generator=generator).div_(part.numel())
+        return made
+
+    def _repeated(self, boundary: int, unit: int) -> Tensor:
+        """Return the message of the first tokens, as long as a slice."""
+        kind, message = self.boundaries[boundary], self.messages[boundary]
+        assert kind is not None
+        assert message is not None
+        length = self.slices[unit % len(self.slices)]
+        made = []
+        for one in kind.unpack(message):
+            count = -(-length // one.shape[1])
+            made.append(torch.cat([one] * count, 1)[:, :length].contiguous())
+        return kind.of_slice(length).pack(made, message.device).clone()
+
+    def name(self, kind: str) -> str:
+        """Return what a profile of it on such a device is called."""
+        sliced = f"-{len(self.slices)}slices" if self.slices else ""
+        return f"{self.title}-{kind}-p{self.devices}{sliced}"
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a profile of it tells of its origin."""
+        return {
+            "model": {"name": self.title, "stages": [type(m).__name__ for m in self.modules]},
+            "work": {
+                "boundaries": [str(one.message) for one in self.boundaries if one],
+                **({"slices": list(self.slices)} if self.slices else {}),
+            },
+        }
+
+
+Stages = Plan | ModuleStages  # what can be profiled

@@ -16,6 +16,7 @@ from ...schedule import Schedule
 from ...stage_cost import StageCost
 from ..device import current_device
 from ..execute.rank_step import RankStep
+from ..execute.run import run_step
 from ..execute.serial import run_serially
 from ..execute.transport import Loopback
 from ..group import PipelineGroup, Tied, TiedWeights
@@ -176,7 +177,7 @@ class PipelineStep:
     def _run(self, measure: bool) -> float | None:
         if self.group.rank is not None:
             one = self.ranks[self.group.rank]
-            record = one.run(one.meter() if measure else None)
+            record = run_step(one, one.meter() if measure else None)
             if measure:
                 self.peaks = {one.rank: record.peak_bytes}
             return record.loss

@@ -20,6 +20,7 @@ from ...schedule import Schedule
 from ..device import current_device
 from ..execute.rank_step import RankStep
 from ..execute.record import Record
+from ..execute.run import run_step
 from ..group import PipelineGroup
 from ..model.boundary import Boundary
 from ..model.stage import Loss, StageWorker
@@ -169,7 +170,7 @@ class PlanSchedule(Runtime):
         assert self._one is not None
         for action in self._actions[None]:
             self._perform(action)
-        self.record = self._one.run(self._one.meter() if self.measure else None)
+        self.record = run_step(self._one, self._one.meter() if self.measure else None)
 
     def _begin(self, op: Op) -> None:
         """Have the weights of a compute op gathered before it starts."""

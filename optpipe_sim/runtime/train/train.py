@@ -18,9 +18,9 @@ import torch
 from ...profile import CostProfile
 from ..device import threads
 from ..execute.launch import Ranks
+from ..execute.unpipelined import plain_step
 from ..measure.profiler import measure
 from ..model.plan import Plan
-from ..model.stage import token_loss
 from .task import NEWS, STOP, TrainResult, TrainTask, optimizer_for
 from .trainer import RankTraining
 
@@ -46,21 +46,15 @@ def unpipelined(
     task: TrainTask, steps: int, tick: Callable[[int], None] = lambda step: None
 ) -> list[float]:
     """Return the losses of the same run without a pipeline, by plain autograd, from the first step on."""
-    plan, m = task.plan, task.schedule.shape.microbatches
-    whole = plan.module(0, 1, task.device)
+    whole = task.plan.module(0, 1, task.device)
     parameters = list(whole.parameters())
     optimizer = optimizer_for(parameters, task)
     found = []
     for step in range(steps):
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
-        losses = []
-        for tokens, targets in zip(*task.batch(step), strict=True):
-            loss = token_loss(whole(tokens), targets)
-            (loss / m).backward()
-            losses.append(loss.detach())
+        found.append(plain_step(whole, *task.batch(step)))
         optimizer.step()
-        found.append(float(torch.stack(losses).mean()))
         tick(step)
     return found
 

@@ -33,6 +33,7 @@ from ...schedule import Schedule
 from ..checkpoint import load_pipeline, save_pipeline
 from ..device import take_device
 from ..execute.rank_step import RankStep
+from ..execute.run import run_step
 from ..execute.task import clock_offset_ns
 from ..group import PipelineGroup
 from ..measure.insitu import sample
@@ -253,8 +254,10 @@ class Trainer:
                 break
             self.rank_step.start(*task.batch(self.step))
             began, metered = time.monotonic_ns(), self.since == METERED
-            record = self.rank_step.run(
-                self.rank_step.meter() if metered else None, zero_ns + self.offset_ns
+            record = run_step(
+                self.rank_step,
+                self.rank_step.meter() if metered else None,
+                zero_ns + self.offset_ns,
             )
             ran_ns = time.monotonic_ns() - began
             self.rank_step.exchange_tied()
