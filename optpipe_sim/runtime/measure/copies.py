@@ -17,6 +17,7 @@ from functools import cache, partial
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -84,20 +85,15 @@ def measure_copies(
 
 def _fit(medians: dict[int, float]) -> Copy:
     """Return the line with the least squared relative errors, its latency not below 0."""
-    # weights 1/t^2; normal equations of t = a + b n
-    s = {(i, j): 0.0 for i in (0, 1, 2) for j in (0, 1)}
-    for size, t in medians.items():
-        for i, j in s:
-            s[i, j] += size**i * t**j / t**2
-    det = s[0, 0] * s[2, 0] - s[1, 0] ** 2
-    latency = (s[2, 0] * s[0, 1] - s[1, 0] * s[1, 1]) / det if det else 0.0
-    if latency <= 0 or det == 0:
-        return Copy(0.0, s[1, 1] / s[2, 0], medians)
-    slope = (s[0, 0] * s[1, 1] - s[1, 0] * s[0, 1]) / det
+    size, t = np.array([*medians.items()], np.float64).T
+    (latency, slope), *_ = np.linalg.lstsq(
+        np.stack([1 / t, size / t], 1), np.ones(len(t)), rcond=None
+    )
+    if len(t) < 2 or latency <= 0:
+        return Copy(0.0, float((size / t).sum() / ((size / t) ** 2).sum()), medians)
     if slope <= 0:  # noise: the largest copy gives the bandwidth
-        size = max(medians)
-        return Copy(0.0, medians[size] / size, medians)
-    return Copy(latency, slope, medians)
+        return Copy(0.0, medians[max(medians)] / max(medians), medians)
+    return Copy(float(latency), float(slope), medians)
 
 
 def _times(device: torch.device, size: int, samples: int, mode: str, direction: str) -> list[float]:

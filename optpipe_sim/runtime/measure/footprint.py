@@ -141,48 +141,35 @@ def _joined(levels: Sequence[LevelBytes]) -> LevelBytes:
 
 
 class _Pass:
-    """F F B W BW of two microbatches, with the meter read around each; of slices in turn, the backward
-    passes in reverse."""
+    """Two microbatches through a stage, with the meter read around each op; of slices in turn, the backward passes in
+    reverse.
+
+    Attributes:
+        peaks: by unit of a microbatch and op, the most that was held inside it beyond what was there before.
+        taken: by a GPU's allocator, at most.
+        spare: the most that an op without recomputation needs for a moment.
+    """
 
     def __init__(self, worker: StageWorker, stage: int, plan: Stages, counter: Meter) -> None:
         self.worker, self.stage, self.plan, self.meter = worker, stage, plan, counter
         self.batch = plan.batch(worker.device)
-        self.peaks = dict.fromkeys(OPS, 0)
+        self.slices = worker.cut.slices
+        self.peaks: list[dict[str, int]] = []
         self.taken: dict[str, int] = {}
+        self.spare = 0
 
     def run(self) -> list[StageBytes]:
-        """Run two microbatches; return, by unit, bytes after F and after B, the storages that O copies,
+        """Run them without recomputation; return, by unit, bytes after F and after B, the storages that O copies,
         and inside each op."""
-        worker, slices = self.worker, self.worker.cut.slices
-        worker.start_step(*self.batch)
-        peaks: list[dict[str, int]] = [{} for _ in range(slices)]
-
-        def change(op: str, unit: int) -> int:
-            self.peaks = dict.fromkeys(OPS, 0)
-            changed = self.change(op, unit)
-            of = peaks[unit % slices]
-            of[op] = max(of.get(op, 0), self.peaks[op])
-            return changed
-
-        after_f = [change("F", unit) for unit in range(2 * slices)]
-        moved = [worker.offload_sizes(self.stage, unit) for unit in range(slices)]
-        kv = [worker.cut.kv_bytes(self.stage, unit) for unit in range(slices)]
-        after_b = [0] * slices
-        for unit in reversed(range(slices)):
-            after_b[unit] = after_f[unit] + change("B", unit)
-            change("W", unit)
-        for unit in reversed(range(slices)):
-            change("BW", slices + unit)
-        worker.finish_step()
-        for one, other in zip(after_f[:slices], after_f[slices:], strict=True):
-            self._same(one, other)
-        # what F needs beyond act, which counts from its start
-        for act, of in zip(after_f, peaks, strict=False):
-            of["F"] = max(0, of["F"] - act)
-        self.peaks = {op: max(of[op] for of in peaks) for op in OPS}
+        held, copied, kv = self._both(None)
+        self.worker.finish_step()
+        for (act, _), of in zip(held, self.peaks, strict=True):
+            of["F"] = max(0, of["F"] - act)  # what F needs beyond act, which counts from its start
+            del of["C"]
+        self.spare = max(max(of.values()) for of in self.peaks)
         return [
-            StageBytes((act, later), tuple(sizes), of, 0, 0, 0, kv=kept)
-            for act, later, sizes, of, kept in zip(after_f, after_b, moved, peaks, kv, strict=False)
+            StageBytes(after, tuple(sizes), of, 0, 0, 0, kv=kept)
+            for after, sizes, of, kept in zip(held, copied, self.peaks, kv, strict=True)
         ]
 
     def levels(
@@ -194,62 +181,71 @@ class _Pass:
         Args:
             whole: what `run` has returned.
         """
-        spare, units = max(self.peaks.values()), range(len(whole))
+        units = range(self.slices)
         for name in names:
-            self.worker.start_step(*self.batch)
-            peaks = [dict.fromkeys((*OPS, "C"), 0) for _ in units]
-
-            def change(op: str, unit: int, level: str | None = None, peaks: Any = peaks) -> int:
-                self.peaks = peaks[unit % len(whole)]
-                return self.change(op, unit, level)
-
             try:
-                keep = [change("F", unit, name) for unit in units]
+                held, _, _ = self._both(name)
             except NoSuchPart:
                 continue
+            for (_, after_b), one in zip(held, whole, strict=True):
+                self._same(one.held[1], after_b)
             for unit in units:
-                self._same(keep[unit], change("F", len(whole) + unit, name))
+                self.change("F", unit, name)
             for unit in reversed(units):
-                self._same(whole[unit].held[1], keep[unit] + change("B", unit))
-                change("W", unit)
-            for unit in reversed(units):
-                change("BW", len(whole) + unit)
-            for unit in units:
-                change("F", unit, name)
-            for unit in reversed(units):
-                self._same(whole[unit].held[0], keep[unit] + change("C", unit))
-                change("BW", unit)
+                self._same(whole[unit].held[0], held[unit][0] + self.change("C", unit))
+                self.change("BW", unit)
             self.worker.finish_step()
+            rows = zip(whole, held, self.peaks, strict=True)
             yield (
                 name,
-                [
-                    _level_bytes(*one.held, kept, of, spare)
-                    for one, kept, of in zip(whole, keep, peaks, strict=True)
-                ],
+                [_level_bytes(*one.held, keep, of, self.spare) for one, (keep, _), of in rows],
             )
+
+    def _both(self, level: str | None) -> tuple[list[tuple[int, int]], list[list[int]], list[int]]:
+        """Start a step and run F F B W BW.
+
+        Returns:
+            By unit of a microbatch: bytes after F and after B; the storages that an O copies; those of keys and
+            values.
+        """
+        worker, units = self.worker, range(self.slices)
+        worker.start_step(*self.batch)
+        self.peaks = [dict.fromkeys((*OPS, "C"), 0) for _ in units]
+        after_f = [self.change("F", unit, level) for unit in units]
+        for unit in units:
+            self._same(after_f[unit], self.change("F", self.slices + unit, level))
+        copied = [worker.offload_sizes(self.stage, unit) for unit in units]
+        kv = [worker.cut.kv_bytes(self.stage, unit) for unit in units]
+        after_b = [0 for _ in units]
+        for unit in reversed(units):
+            after_b[unit] = after_f[unit] + self.change("B", unit)
+            self.change("W", unit)
+        for unit in reversed(units):
+            self.change("BW", self.slices + unit)
+        return list(zip(after_f, after_b, strict=True)), copied, kv
 
     def _same(self, one: int, other: int) -> None:
         if one != other:
             raise OptPipeError(f"stage {self.stage}: two microbatches hold {one} and {other} bytes")
 
-    def change(self, op: str, mb: int, level: str | None = None) -> int:
+    def change(self, op: str, unit: int, level: str | None = None) -> int:
         """Run an op; return the bytes held after it less those before, without its own messages."""
-        worker, stage = self.worker, self.stage
+        worker, stage, peaks = self.worker, self.stage, self.peaks[unit % self.slices]
         before = self.meter.held()
         self.meter.reset_peak()
         if op == "F":
-            x = self.plan.message(worker, stage - 1, unit=mb)
-            worker.forward(stage, mb, x, level)
+            x = self.plan.message(worker, stage - 1, unit=unit)
+            worker.forward(stage, unit, x, level)
             del x
         elif op == "C":
-            worker.recompute(stage, mb)
+            worker.recompute(stage, unit)
         elif op == "W":
-            worker.weight(stage, mb)
+            worker.weight(stage, unit)
         else:
-            dy = self.plan.message(worker, stage, gradient=True, unit=mb)
-            worker.backward(stage, mb, dy, fused=op == "BW")
+            dy = self.plan.message(worker, stage, gradient=True, unit=unit)
+            worker.backward(stage, unit, dy, fused=op == "BW")
             del dy
-        self.peaks[op] = max(self.peaks[op], self.meter.peak() - before)
+        peaks[op] = max(peaks[op], self.meter.peak() - before)
         for key, size in self.meter.taken().items():
             self.taken[key] = max(self.taken.get(key, 0), size)
         return self.meter.held() - before

@@ -388,7 +388,7 @@ class StageWorker:
         return parameters_of(self.modules)
 
     def tied(self, stage: int) -> nn.Parameter | None:
-        """Return the copy of the tied weight in `stage` (see `models.Decoder`), if there is one."""
+        """Return the copy of the tied weight in `stage` (see `decoder.Decoder`), if there is one."""
         found = getattr(self.modules.get(stage), "tied_weight", None)
         return found if isinstance(found, nn.Parameter) else None
 
