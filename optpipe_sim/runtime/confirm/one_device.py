@@ -46,6 +46,7 @@ Progress = Callable[[str, int, int], None]
 Times = dict[Op, int]
 HEAD_START_NS = 1_000_000  # for the threads of a rank to start
 _Item = TypeVar("_Item")
+Arrivals = dict[Op, int]
 
 
 class Bench:
@@ -261,9 +262,6 @@ def _rank_meter(case: Case, rank: int) -> Meter:
     if case.device == "cpu":
         return LiveBytes()
     return CappedCudaBytes(case.device, free_bytes(case, rank) if case.cap_memory else None)
-
-
-Arrivals = dict[Op, int]
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,39 @@ from ...units import counted, format_size, format_time
 from ..measure.footprint import OPS
 
 BOUND = 0.9  # of an op's duration: the host issues no faster than the device works
+# Of the largest entry of a gradient: where kernels and their order are the same it is 0.
+GRADIENT_TOLERANCE = {"fp32": 1e-5, "fp16": 5e-3, "bf16": 2e-2}
+ROUNDING = 4.0  # the maximum over a tensor scatters: over slices up to 2.3 were seen in fp32
+LATE = "messages, copies beside compute, and waiting"
+STATIC = "static memory (weights, gradients, optimizer): taken from the profile"
+INSIDE = "memory inside ops: measured between ops only"
+NOT_CONFIRMED = {
+    "synthetic": (
+        "what ops and copies cost: they slept as long as the profile says",
+        "memory and gradients: there were none",
+        "links between GPUs: messages came as late as the profile says",
+    ),
+    "gradient": (
+        "time: the ranks share this machine's cores, and memory is measured during the run",
+        INSIDE,
+        STATIC,
+    ),
+    "replay": (
+        f"{LATE}: one op ran at a time; the makespan is composed of their medians",
+        INSIDE,
+        STATIC,
+    ),
+    "loop": (
+        "several devices at once: one rank at a time with modelled links",
+        INSIDE,
+        STATIC,
+    ),
+}
+NO_GPU = "GPUs: this ran on the CPU"
+FIRST_GPU = "this mode itself: it was written without a GPU to try it on"
+NO_LATENCY = "the P2P latency: the profile has none (t_comm is 0)"
+PARTED = "what pairs hide: {} ran as a forward and then a backward, and were predicted so"
+SHARED = "contention on host links that devices share: each rank had them to itself"
 
 
 def conditions(profile: CostProfile, machine: Mapping[str, Any]) -> list[str]:
@@ -93,41 +126,6 @@ def _part(data: Any, key: str) -> Mapping[str, Any]:
     """Return a mapping in another; an empty one where there is none."""
     found = data.get(key) if isinstance(data, Mapping) else None
     return found if isinstance(found, Mapping) else {}
-
-
-# Of the largest entry of a gradient: where kernels and their order are the same it is 0.
-GRADIENT_TOLERANCE = {"fp32": 1e-5, "fp16": 5e-3, "bf16": 2e-2}
-ROUNDING = 4.0  # the maximum over a tensor scatters: over slices up to 2.3 were seen in fp32
-LATE = "messages, copies beside compute, and waiting"
-STATIC = "static memory (weights, gradients, optimizer): taken from the profile"
-INSIDE = "memory inside ops: measured between ops only"
-NOT_CONFIRMED = {
-    "synthetic": (
-        "what ops and copies cost: they slept as long as the profile says",
-        "memory and gradients: there were none",
-        "links between GPUs: messages came as late as the profile says",
-    ),
-    "gradient": (
-        "time: the ranks share this machine's cores, and memory is measured during the run",
-        INSIDE,
-        STATIC,
-    ),
-    "replay": (
-        f"{LATE}: one op ran at a time; the makespan is composed of their medians",
-        INSIDE,
-        STATIC,
-    ),
-    "loop": (
-        "several devices at once: one rank at a time with modelled links",
-        INSIDE,
-        STATIC,
-    ),
-}
-NO_GPU = "GPUs: this ran on the CPU"
-FIRST_GPU = "this mode itself: it was written without a GPU to try it on"
-NO_LATENCY = "the P2P latency: the profile has none (t_comm is 0)"
-PARTED = "what pairs hide: {} ran as a forward and then a backward, and were predicted so"
-SHARED = "contention on host links that devices share: each rank had them to itself"
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,9 @@ from ..model.boundary import Layout
 from .worker import EMPTY, sleep_until
 
 Sent = SimpleQueue[tuple[Op, Any] | None]
+WAIT_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
+# a host that issues ops keeps the thread that opens gates waiting so long, not 5 ms
+SWITCH_S = 1e-4
 
 
 class Transport:
@@ -248,11 +251,6 @@ class Loopback(Transport):
     def wait_for_turn(self, op: Op, peer: int) -> None:
         """Wait until its time has come."""
         sleep_until(self.start_ns + self.arrive_ns.get(op, 0))
-
-
-WAIT_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
-# a host that issues ops keeps the thread that opens gates waiting so long, not 5 ms
-SWITCH_S = 1e-4
 
 
 class GatedLoopback(Loopback):

@@ -28,10 +28,24 @@ from .times import Clock, Spread, mark
 
 MODES = ("alone", "together", "loaded", "all")
 DIRECTIONS = ("d2h", "h2d")
-SMALLEST, LARGEST = 1 << 16, 1 << 28
+SMALLEST, LARGEST = 1 << 16, 1 << 28  # bytes of a copy that is timed
 CPU_CACHE = 1 << 26  # more than a CPU caches: an activation has long left it when it is copied
 COPIES_AHEAD, GEMMS_AHEAD = 3, 16  # beside a copy that is measured
 LOAD_WIDTH = {"cpu": 512, "cuda": 4096}  # of the square GEMMs that load the device
+ALONE, BOTH, MESSAGE = "alone", "both", "message"
+SITUATIONS = {
+    ALONE: (),
+    "d2h": ("d2h",),
+    "h2d": ("h2d",),
+    BOTH: DIRECTIONS,
+    MESSAGE: (MESSAGE,),
+    IDLE: (),
+}
+IDLE_S = 0.01
+LEAST, MOST = 1 << 20, {"cpu": 1 << 24, "cuda": 1 << 28}  # bytes of a copy beside an op
+MEMORY_BYTES_PER_NS = 2000.0  # of a GPU, about: how many copies within it outlast an op
+MOST_COPIES = 128  # in the queue of a stream at once: far fewer than it can hold
+Factors = dict[str, dict[str, float]]
 
 
 class Copy(NamedTuple):
@@ -214,22 +228,6 @@ class _Busy:
 def streams(device: torch.device) -> tuple[Any, Any, Any]:
     """Return three streams of a device, made once."""
     return torch.cuda.Stream(device), torch.cuda.Stream(device), torch.cuda.Stream(device)
-
-
-ALONE, BOTH, MESSAGE = "alone", "both", "message"
-SITUATIONS = {
-    ALONE: (),
-    "d2h": ("d2h",),
-    "h2d": ("h2d",),
-    BOTH: DIRECTIONS,
-    MESSAGE: (MESSAGE,),
-    IDLE: (),
-}
-IDLE_S = 0.01
-LEAST, MOST = 1 << 20, {"cpu": 1 << 24, "cuda": 1 << 28}  # bytes of a copy
-MEMORY_BYTES_PER_NS = 2000.0  # of a GPU, about: how many copies within it outlast an op
-MOST_COPIES = 128  # in the queue of a stream at once: far fewer than it can hold
-Factors = dict[str, dict[str, float]]
 
 
 class Lane(NamedTuple):

@@ -39,6 +39,8 @@ MEASURED = {
     "static": "weights, gradients and reserve measured; optimizer by its bytes per weight",
     "interference": "measured: durations beside copies and after an idle gap, over those alone",
 }
+TIMEOUT_S = 60.0
+ROOT = Path(__file__).parents[3]  # of the package, which need not be installed
 
 
 def provenance(plan: Stages, device: torch.device | None) -> dict[str, Any]:
@@ -159,10 +161,6 @@ def under_load() -> Iterator[None]:
         over.set()
         thread.join()
         torch.cuda.synchronize()
-
-
-TIMEOUT_S = 60.0
-ROOT = Path(__file__).parents[3]  # of the package, which need not be installed
 
 
 @cache

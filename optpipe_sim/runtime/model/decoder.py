@@ -28,6 +28,8 @@ from .split import batched
 
 EPSILON = 1e-5
 ROTARY_BASE = 10000.0
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+SPREAD = 0.02  # of the random matrices
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -225,10 +227,6 @@ class Block(nn.Module):
         """Map (batch, seq, hidden) to the same."""
         x = x + self.attention(part("norms", self.attention_norm, x), table)
         return x + self.mlp(part("norms", self.mlp_norm, x))
-
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-SPREAD = 0.02  # of the random matrices
 
 
 def torch_dtype(name: str) -> torch.dtype:

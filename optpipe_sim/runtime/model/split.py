@@ -19,6 +19,8 @@ from torch.nn import functional
 
 from ...errors import RuntimeFault
 
+OnReady = Callable[[nn.Parameter], None]
+
 
 class _Pending(NamedTuple):
     """A pending weight gradient; the versions show whether its inputs were edited in place."""
@@ -216,9 +218,6 @@ def split_linears(module: nn.Module) -> int:
             part.__class__ = SplitLinear
         found += isinstance(part, SplitLinear)
     return found
-
-
-OnReady = Callable[[nn.Parameter], None]
 
 
 class Ready:

@@ -33,6 +33,9 @@ from ..model.stash import HostSlab, Slot
 
 TOKENS = 128  # so few that they fit where whole sequences do not
 Run = Callable[[nn.Module, Any], Any]
+SHARDED = (FSDPModule, FullyShardedDataParallel)
+IN_PLACE = "modified by an inplace operation"
+REDUCED = "reduce gradients by ready=, which is called when one is complete"
 
 
 class Halves:
@@ -162,11 +165,6 @@ def _draws(run: Run, module: nn.Module, tree: Any) -> bool:
 
 def _listed(lengths: Sequence[int]) -> str:
     return f"[{', '.join(map(str, lengths))}]"
-
-
-SHARDED = (FSDPModule, FullyShardedDataParallel)
-IN_PLACE = "modified by an inplace operation"
-REDUCED = "reduce gradients by ready=, which is called when one is complete"
 
 
 def refuse(

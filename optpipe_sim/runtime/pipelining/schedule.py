@@ -37,6 +37,7 @@ KINDS = {
     BW: Kind.FULL_BACKWARD,
     C: Kind.FORWARD,  # to FSDP, which gathers the same weights for it
 }
+REDUCED = "torch's fully_shard or replicate reduce gradients here, or reduce them after the step"
 
 
 def schedule_class(
@@ -323,9 +324,6 @@ def _actions(schedule: Schedule, rank: int) -> dict[Op | None, list[Any]]:
         else:
             found[at].append(action)
     return found
-
-
-REDUCED = "torch's fully_shard or replicate reduce gradients here, or reduce them after the step"
 
 
 def called(module: nn.Module, tree: Any, keywords: Mapping[str, Any]) -> Any:

@@ -42,6 +42,9 @@ from ..program.program import Prepared
 from .planner import Proposal
 from .task import NEWS, STOP, Slow, TrainResult, TrainTask, optimizer_for
 
+UNUSUAL = 1  # iterations after a switch that do not count: their memory is new
+METERED = 2  # the one after a switch in which memory is measured, which slows it down
+
 
 @dataclass
 class Report:
@@ -189,10 +192,6 @@ class Switch:
         dist.all_gather_object(reasons, pending.reason)
         refused = [f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason]
         return Outcome(None, refused, took)
-
-
-UNUSUAL = 1  # iterations after a switch that do not count: their memory is new
-METERED = 2  # the one after a switch in which memory is measured, which slows it down
 
 
 class Trainer:
