@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...errors import OptPipeError
 from ...sim.difference import compare_traces
@@ -23,11 +22,10 @@ from ..device import threads
 from ..execute.launch import Ranks
 from ..execute.record import Record, measured_trace
 from ..execute.task import Task
-from ..execute.unpipelined import reference
 from ..measure.machine import device_facts
 from .case import Case
-from .one_device import first_loss, loop, replay
-from .verdict import Confirmation, Gradients, Peak, compare_gradients
+from .one_device import expected, first_loss, loop, replay
+from .verdict import Confirmation, Peak
 
 MODES = ("synthetic", "gradient", "replay", "loop")
 Progress = Callable[[str, int, int], None]
@@ -102,27 +100,18 @@ def _on_ranks(case: Case, mode: str, ranks: Ranks, progress: Progress) -> Confir
         return found
     progress("the same without pipeline", 1, 1)
     records = [result.records[0] for result in results]
-    gradients: dict[str, Tensor] = {}
+    loss, check = expected(case)
     for result in results:
-        gradients |= result.gradients
+        check.add(result.gradients)
     return replace(
         found,
         peaks=_peaks(case, records),
-        gradients=_compare(case, gradients, first_loss(records)),
+        gradients=check.result(first_loss(records), loss),
         tolerances=case.tolerated(),
     )
 
 
 # -- pieces ---------------------------------------------------------------------------------------
-
-
-def _compare(case: Case, found: dict[str, Tensor], loss: float) -> Gradients:
-    m = case.schedule.shape.microbatches
-    expected_loss, wanted = reference(case.stages, m, case.seed, case.device)
-    exact = None
-    if case.stages.slices:
-        _, exact = reference(case.stages, m, case.seed, case.device, exact=True)
-    return compare_gradients(found, loss, wanted, expected_loss, exact)
 
 
 def _peaks(case: Case, records: Sequence[Record]) -> tuple[Peak, ...]:

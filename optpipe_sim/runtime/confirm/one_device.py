@@ -61,13 +61,9 @@ class Bench:
         self.batch = tuple(part.to(case.device) for part in data)
         self.slab = HostSlab(pinned=case.device == "cuda")
         self.contents = make_contents(case.stages, case.lowered.schedule, case.seed, case.device)
-        loss, wanted = self._reference()
-        exact = None
-        if case.stages.slices and case.device == "cpu":
-            _, exact = reference(
-                case.stages, self.shape.microbatches, case.seed, case.device, exact=True
-            )
-        self.expected_loss, self.check = loss, GradientCheck(wanted, exact)
+        self.expected_loss, self.check = self.contents.loss, GradientCheck(self.contents.gradients)
+        if case.device == "cpu":  # a GPU holds one stage at a time
+            self.expected_loss, self.check = expected(case)
         self._tied: dict[int, tuple[str, Tensor]] = {}
         self._messages: tuple[int, dict[Op, Tensor]] = (-1, {})
 
@@ -122,13 +118,13 @@ class Bench:
         noise.add(again.gradients)
         return replace(found, noise=noise.worst[2])
 
-    def _reference(self) -> tuple[float, Mapping[str, Tensor]]:
-        """Return loss and gradients to compare with: on a CPU of the whole model at once; a GPU holds
-        one stage at a time."""
-        case = self.case
-        if case.device == "cpu":
-            return reference(case.stages, self.shape.microbatches, case.seed, "cpu")
-        return self.contents.loss, self.contents.gradients
+
+def expected(case: Case) -> tuple[float, GradientCheck]:
+    """Return the loss of the whole model at once, and its gradients to compare with."""
+    given = case.stages, case.schedule.shape.microbatches, case.seed, case.device
+    loss, wanted = reference(*given)
+    exact = reference(*given, exact=True)[1] if case.stages.slices else None
+    return loss, GradientCheck(wanted, exact)
 
 
 def replay(case: Case, progress: Progress) -> Confirmation:
