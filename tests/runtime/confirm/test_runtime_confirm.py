@@ -33,7 +33,6 @@ from optpipe_sim.runtime.confirm.verdict import (
     Tolerances,
 )
 from optpipe_sim.runtime.execute.launch import Ranks
-from optpipe_sim.runtime.execute.rank_step import RankStep
 from optpipe_sim.runtime.measure.fake import fake_profile
 from optpipe_sim.runtime.measure.machine import provenance
 from optpipe_sim.runtime.model.plan import Plan
@@ -355,7 +354,7 @@ def test_the_tables_say_what_holds_and_what_is_not_confirmed(line) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_mid_run_is_one_line(line, number, monkeypatch) -> None:
     usual = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(RankStep, "run", lambda *_: os.kill(os.getpid(), number))
+    monkeypatch.setattr(one_device, "run_step", lambda *_: os.kill(os.getpid(), number))
     answer = line("1f1b p.yaml -m 2 --mode loop --sweeps 1 --json --figure f.png")
     assert (answer.code, answer.err) == (130, "optpipe-sim: interrupted\n")
     assert answer.json["error"]["kind"] == "interrupted"
