@@ -85,6 +85,11 @@ def test_heads_that_are_no_multiple_of_sixteen_bytes_miss_the_tensor_cores() -> 
     (bad,), (good,) = (_runs(A100, model).values() for model in ("gpt-199b", "gpt-183b"))
     predicted = bad.predict(A100.rates) / good.predict(A100.rates)
     assert predicted == pytest.approx(bad.value / good.value, rel=0.1)
+    # what both take beside their kernels, with microbatches of 1, fitted to two runs of another model
+    runs = _runs(A100, "gpt-178b")
+    rates = calibrate([runs[384, 401], runs[384, 408]], A100, "another model").rates
+    assert max(abs(_off(one, rates)) for one in (bad, good)) < 0.06
+    assert bad.predict(rates) / good.predict(rates) == pytest.approx(1.38, abs=0.02)
 
 
 def test_an_op_and_an_iteration_take_longer_by_what_is_said() -> None:

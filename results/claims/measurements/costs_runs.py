@@ -91,6 +91,12 @@ def _h100(rows: list[dict[str, Any]]) -> Iterator[str]:
         f"the same at `{machine}`, each model left out in turn (the source itself is not left out)",
         own,
     )
+    formats = (
+        f"{percent(median(errors))} in that of the {len(errors)} in {dtype}"
+        for dtype in ("bf16", "fp8")
+        for errors in [[abs(row["error"]) for row in mine if row["dtype"] == dtype]]
+    )
+    yield " and ".join(formats)
     whole, piped = (
         [row["error"] for row in mine if "pipeline parallelism" in row["features"] or every]
         for every in (True, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from statistics import median
 from typing import Any
 
@@ -29,6 +30,7 @@ from optpipe_sim.study.claims import Tables, percent, span
 
 IDEAL, KNOWN = ("ideal", ""), ("known", "")
 MODEL, PAPER = ("fitted", "model"), ("fitted", "paper")
+FAR = 0.05  # of a difference
 FEW = 10  # pairs of families with no more are left out
 
 
@@ -70,6 +72,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         f"All {len(published_ones)} settings with published op times are of one paper and one cluster of A100s. In the {others.settings} others, their papers left"
         f" out, the fastest is found, or one at most {little} slower, in {others.right}, and differences are {_points(others.median_error)} points off in the median."
     )
+    yield _worst(_ranked(ways[PAPER]))
     yield from _facts(ways)
     yield f"| families of the two schedules | pairs | {percent(LEVEL, 0)} are within | worst |"
     known = times((row for row in ways[MODEL] if group(row) == "schedules"), "model")
@@ -116,6 +119,25 @@ def _facts(ways: dict[tuple[str, str], list[Any]]) -> Iterator[str]:
     missed = [abs(error) for row in optimizers for error in row["difference_errors"]]
     yield (
         f"one schedule under both optimizers differs by {span(missed, _points)} points, and by {span(off, _points)} from what its span says"
+    )
+
+
+def _worst(rows: Sequence[Row]) -> str:
+    """Which differences are furthest off, and in how many settings."""
+    found = []
+    for row in rows:
+        pairs = list(combinations(row["schedules"], 2))
+        errors = row["difference_errors"]
+        assert len(pairs) == len(errors)
+        found += [(abs(e), pair, row["setting"]) for e, pair in zip(errors, pairs, strict=True)]
+    found.sort(reverse=True)
+    far = [one for one in found if one[0] > FAR]
+    worst, (one, other), where = found[0]
+    next_worst, (first, second), there = next(each for each in found if other not in each[1])
+    with_it = [each for each in far if other in each[1] and each[2] == where]
+    return (
+        f"{len(far)} of the {len(found)} differences are more than {100 * FAR:.0f} points off, in {len({each[2] for each in far})} of {len(rows)} settings. The worst, {_points(worst)}, is of"
+        f" `{one}` and `{other}` in `{where}`: this `{other}` is in {len(with_it)} of them. Without `{other}` the worst is {_points(next_worst)}, of `{first}` and `{second}` in `{there}`"
     )
 
 
