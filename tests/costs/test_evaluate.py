@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,18 @@ def test_ratios_and_what_they_mean() -> None:
     assert "the measured time is not plausible" in fast
     assert today().findings() == []
     assert today().time_ratio is None
+
+
+def test_a_result_says_in_one_line_what_is_wrong_with_it() -> None:
+    whole, few = repr(today(recompute="full")), repr(today(pp=1, tp=8))
+    assert "not fit" not in whole
+    assert "not plausible" not in whole
+    assert few.endswith(", does not fit>")
+    machine = load_machine("h100")
+    ideal = {"gemm": 1.0, "attention": 1.0, "bandwidth": 1.0, "overhead": 0.0}
+    quick = replace(machine, rates=replace(machine.rates, **ideal))
+    fast = evaluate("llama3-70b", quick, 64, 8192, pp=4, tp=8, microbatches=64)
+    assert repr(fast).endswith(", not plausible>")
 
 
 def test_what_was_never_compared_says_so() -> None:

@@ -53,7 +53,9 @@ class Evaluation:
 
     def __repr__(self) -> str:
         ratio = "" if self.time_ratio is None else f", measured / predicted {self.time_ratio:.3f}"
-        return f"<Evaluation of {self.row!r}{ratio}>"
+        strange = ", not plausible" * (self.advice.plausibility(self.row)[0] is False)
+        large = ", does not fit" * (not self.row.trace.fits)
+        return f"<Evaluation of {self.row!r}{ratio}{strange}{large}>"
 
     def _repr_html_(self) -> str:
         """Return a small table with a picture, for notebooks."""

@@ -214,8 +214,7 @@ class Advice:
     def __repr__(self) -> str:
         question = self.question
         what = f"{question.model.name} on {question.gpus} x {question.machine.name}"
-        doubts = self.doubts(self.rows[0])
-        strange = ", not plausible" * any(doubt.startswith("not plausible") for doubt in doubts)
+        strange = ", not plausible" * (self.plausibility(self.rows[0])[0] is False)
         return f"<Advice {what}: {len(self.rows)} rows, best {self.rows[0]!r}{strange}>"
 
     def _repr_html_(self) -> str:
