@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Literal
 
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.profile import CostProfile
@@ -14,7 +14,7 @@ from optpipe_sim.study.tasks import CostProfile as Profile
 from optpipe_sim.study.tasks import Count, Row, Seconds
 from optpipe_sim.trace import Trace
 
-VERSION = 1
+VERSION = 2
 KEEPING = ("keep", "offload")
 TRIED_S = 12.0  # at most so long for all of PipeOffload's groups, s of CPU time, as in the contest
 
@@ -38,7 +38,6 @@ def run(
         if method == "PipeOffload":
             name, trace = _pipeoffload(shaped, microbatches)
         else:
-            free: dict[str, Any] = {"chunks": "any"} if chunks is None else {}
             found = solve(
                 shaped,
                 microbatches,
@@ -46,7 +45,7 @@ def run(
                 seed=seed,
                 workers=cores,
                 treatments=KEEPING,
-                **free,
+                chunks="any" if chunks is None else "own",
             )
             name, trace, bound = None, found.trace, found.lower_bound_ns
     except OptPipeError:  # nothing fits

@@ -42,6 +42,8 @@ def sentences(tables: Tables) -> Iterator[str]:
             f" {span((pair.idle for pair in fit), percent)} |"
         )
     free = list(_any(rows))
+    ahead = sum(time < pair.rule for pair in free for time in pair.seeds if pair.rule)
+    yield f"simulated, ideal; with {ahead} of {sum(len(pair.seeds) for pair in free)} seeds"
     yield f"**{percent(median(pair.gain for pair in free))}** more throughput (median of {len(free)} settings)"
     yield f"in the same number of chunks {percent(median(pair.gain for pair in _same(rows)))}"
     loads = [row["load"] for row in rows]
