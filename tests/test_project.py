@@ -356,3 +356,21 @@ def test_a_profile_and_a_trace_show_themselves_in_a_line() -> None:
         assert "<table>" in shown._repr_html_()
     hostile = replace(profile, name="<script>")
     assert "<script>" not in hostile._repr_html_()
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
+def test_no_output_of_a_command_is_kept_at_the_top() -> None:
+    told = subprocess.run(
+        ["git", "ls-files", ":(glob)*"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert set(told.stdout.split()) == {
+        ".gitignore",
+        "CITATION.cff",
+        "LICENSE",
+        "Makefile",
+        "README.md",
+        "constraints.txt",
+        "environment.yml",
+        "mkdocs.yml",
+        "pyproject.toml",
+    }
