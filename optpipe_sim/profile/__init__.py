@@ -534,11 +534,11 @@ class CostProfile:
         runs = [bare[at : at + size] for at in range(0, len(bare), size)]
         loop = placed == expand_placement("loop", self.devices, chunks)
         anew = deal_anew(runs, parts, self.devices) if loop else None
-        counts: Sequence[Sequence[int] | None] = [anew]
+        counts: Sequence[Sequence[int] | None]
         if anew is None:
             counts = deal(runs, parts, placed)
-        else:
-            runs, parts = [bare], len(placed)
+        else:  # the whole model is one run
+            runs, parts, counts = [bare], len(placed), [anew]
         stages: list[StageCost] = []
         for at, (run, dealt) in enumerate(zip(runs, counts, strict=True)):
             try:

@@ -20,7 +20,7 @@ class Board:
     """Events that threads set and wait for; a failure of one wakes all.
 
     Args:
-        awaited: the events that somebody may wait for; each stays set once it has happened.
+        awaited: the events that a thread may wait for; each stays set once it has happened.
         timeout_s: the longest time without any event while a thread waits.
     """
 

@@ -99,7 +99,7 @@ def train(
 
 
 def _begin(ranks: Ranks, job: RankTraining) -> Future[list[TrainResult]]:
-    """Have ranks do a job in a thread that nobody waits for: a second Ctrl-C ends all of it."""
+    """Have ranks do a job in a thread that the end of the process does not wait for: a second Ctrl-C ends all of it."""
     running: Future[list[TrainResult]] = Future()
 
     def work() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -28,6 +28,12 @@ class Pair(NamedTuple):
         assert self.rule is not None
         return (median(self.seeds) - self.work) / (self.rule - self.work)
 
+    @property
+    def ahead(self) -> int:
+        """The number of seeds that are faster than PipeOffload."""
+        assert self.rule is not None
+        return sum(time < self.rule for time in self.seeds)
+
 
 def sentences(tables: Tables) -> Iterator[str]:
     rows = tables("offloading")
@@ -35,15 +41,13 @@ def sentences(tables: Tables) -> Iterator[str]:
     for name, way in ways.items():
         found = list(way(rows))
         fit = [pair for pair in found if pair.rule is not None]
-        ahead = sum(time < pair.rule for pair in fit for time in pair.seeds if pair.rule)
         yield (
-            f"| {name} | {len(fit)} and {len(found)} of {len(found)} | {ahead} of {sum(len(pair.seeds) for pair in fit)} |"
+            f"| {name} | {len(fit)} and {len(found)} of {len(found)} | {_ahead(fit)} |"
             f" {span((pair.gain for pair in fit), percent)} (median {percent(median(pair.gain for pair in fit))}) |"
             f" {span((pair.idle for pair in fit), percent)} |"
         )
     free = list(_any(rows))
-    ahead = sum(time < pair.rule for pair in free for time in pair.seeds if pair.rule)
-    yield f"simulated, ideal; with {ahead} of {sum(len(pair.seeds) for pair in free)} seeds"
+    yield f"simulated, ideal; with {_ahead(free)} seeds"
     yield f"**{percent(median(pair.gain for pair in free))}** more throughput (median of {len(free)} settings)"
     yield f"in the same number of chunks {percent(median(pair.gain for pair in _same(rows)))}"
     loads = [row["load"] for row in rows]
@@ -52,6 +56,11 @@ def sentences(tables: Tables) -> Iterator[str]:
         f"each search has {seconds} s, the time of the contest's search with everything, and {len(free[0].seeds)} seeds, beside other work (load {min(loads)} to {max(loads)} on"
         f" {rows[0]['cores']} cores)"
     )
+
+
+def _ahead(pairs: Sequence[Pair]) -> str:
+    """How many of all seeds are faster than PipeOffload."""
+    return f"{sum(pair.ahead for pair in pairs)} of {sum(len(pair.seeds) for pair in pairs)}"
 
 
 def _one(rows: list[dict[str, Any]]) -> Iterator[Pair]:
