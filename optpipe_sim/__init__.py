@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from .costs.advise.evaluate import evaluate as evaluate
     from .costs.estimating import estimate as estimate
     from .errors import Deadlock as Deadlock
+    from .errors import Infeasible as Infeasible
     from .errors import InvalidSchedule as InvalidSchedule
     from .errors import NoSolution as NoSolution
     from .errors import OptPipeError as OptPipeError
     from .errors import OutOfMemory as OutOfMemory
     from .errors import ProfileError as ProfileError
+    from .errors import RuntimeFault as RuntimeFault
     from .execution import Execution as Execution
     from .execution import load_execution as load_execution
     from .names import build as build
@@ -65,12 +67,20 @@ _HOME = {
     "simulate": ".sim",
     "solve": ".solvers.solve",
     "CostProfile": ".profile",
+    "Deadlock": ".errors",
     "Execution": ".execution",
+    "Infeasible": ".errors",
+    "InvalidSchedule": ".errors",
+    "NoSolution": ".errors",
     "Op": ".ops",
     "OpKind": ".ops",
+    "OptPipeError": ".errors",
+    "OutOfMemory": ".errors",
     "Pair": ".ops",
-    "Report": ".report.report",
+    "ProfileError": ".errors",
     "RecomputeLevel": ".stage_cost",
+    "Report": ".report.report",
+    "RuntimeFault": ".errors",
     "Schedule": ".schedule",
     "Shape": ".schedule.shape",
     "SolveResult": ".solvers.result",
@@ -78,18 +88,7 @@ _HOME = {
     "Trace": ".trace",
 }
 __all__ = sorted([*_HOME, "plot"])
-# to catch, not to begin with: they are there, and completion does not offer them
-_ERRORS = (
-    "Deadlock",
-    "InvalidSchedule",
-    "NoSolution",
-    "OptPipeError",
-    "OutOfMemory",
-    "ProfileError",
-)
-
-
-_found = looked_up(__name__, {**_HOME, **dict.fromkeys(_ERRORS, ".errors")})
+_found = looked_up(__name__, _HOME)
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from itertools import accumulate
 
 
 class OptPipeError(Exception):
@@ -68,11 +69,17 @@ def one_line(message: str) -> str:
     return line
 
 
+MOST_KNOWN = 300  # letters of known names in a hint
+
+
 def hint_for(word: str, known: Iterable[str], most: int = 1) -> str:
-    """``did you mean 1f1b?`` where `word` is close to a known one, ignoring case; else all of them."""
+    """``did you mean 1f1b?`` where `word` is close to a known one, ignoring case; else all of them, or the first of
+    many."""
     names = list(known)
     lowered = {name.lower(): name for name in reversed(names)}
     close = difflib.get_close_matches(word.lower(), lowered, most)
     if close:
         return f"did you mean {' or '.join(lowered[name] for name in close)}?"
-    return f"known are {', '.join(names)}"
+    first = names[: max(1, sum(size <= MOST_KNOWN for size in accumulate(map(len, names))))]
+    more = "" if len(first) == len(names) else f", ... ({len(names)} in all)"
+    return f"known are {', '.join(first)}{more}"

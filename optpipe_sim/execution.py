@@ -131,7 +131,7 @@ def load_execution(source: str | os.PathLike[str] | Mapping[str, Any] | Executio
         return _shipped(name)
     if Path(name).suffix in (".yaml", ".yml", ".json") or Path(name).exists():
         try:
-            return _read({"name": Path(name).stem, **read_mapping(name)}, "")
+            return _read({"name": Path(name).stem, **read_mapping(name, "an execution")}, "")
         except ProfileError as error:
             raise ProfileError(f"{name}: {error}") from None
     known = [IDEAL.name, *shipped_names()]

@@ -27,6 +27,22 @@ MOST_STREAM_BYTES = 2**26  # of a device or a pipe, which may have no end
 MOST_YAML_BYTES = 2**24
 _TOO_DEEP = "it is nested too deeply"
 
+# files that are given for one another by mistake: the kind, what it is called, a key that it has and others lack,
+# what takes it
+_KINDS = (
+    ("a profile", "", "devices", "simulate, compare and solve take it as PROFILE"),
+    ("a schedule", "", "programs", "are the two arguments swapped?"),
+    ("a trace", "", "start_ns", "explain and report take it"),
+    ("a trace", "", "traceEvents", "import --from torch-trace reads measured ones"),
+    ("a model", "a config of Hugging Face", "model_type", "--model of estimate takes it"),
+    ("a model", "a short config of a model", "hidden", "--model of estimate takes it"),
+    ("a machine file", "", "peak_tflops", "--machine of estimate takes it"),
+    ("a file of measurements", "", "rows", "--calibrate takes it"),
+    ("a plan that was exported", "", "options", "check takes it, beside its profile"),
+    ("an experiment", "", "question", "sweep takes it"),
+    ("an execution", "", "families", "--execution takes it"),
+)
+
 
 def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
     """Return the contents of a file of at most `most` bytes (of a device or a pipe: 64 MiB).
@@ -68,7 +84,7 @@ def read_log_text(path: str | os.PathLike[str]) -> str:
 def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:
     """Return the text of a file, as `read_bytes`; any failure is one line that names it."""
     try:
-        return read_bytes(path, most).decode()
+        return read_bytes(path, most).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise OptPipeError(f"{path}: cannot be read: not UTF-8 text") from None
 
@@ -83,8 +99,11 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return data
 
 
-def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_mapping(path: str | os.PathLike[str], wanted: str = "") -> dict[str, Any]:
     """Return the mapping in a YAML or JSON file, decimals as `Decimal`.
+
+    Args:
+        wanted: the kind of file that is read, as ``a profile``; another kind of `_KINDS` is refused by its name.
 
     Raises:
         OptPipeError: one line that names the file, the place, and what is wrong there.
@@ -100,7 +119,7 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
             data = parse_yaml(text)
     except json.JSONDecodeError as error:
         raise OptPipeError(
-            f"{path}: not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+            f"{path}: not valid JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}"
             + (" (the file ends there: truncated?)" if error.pos >= len(text.rstrip()) else "")
         ) from None
     except yaml.YAMLError as error:
@@ -116,6 +135,10 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(data, dict):
         what = "is empty" if data is None else f"holds {type(data).__name__}"
         raise OptPipeError(f"{path}: {what}, expected a mapping of keys")
+    kinds = [one for one in _KINDS if one[2] in data]
+    if wanted and kinds and all(kind != wanted for kind, *_ in kinds):
+        kind, called, _, takes = kinds[0]
+        raise OptPipeError(f"{path}: is {called or kind}, not {wanted}: {takes}")
     return data
 
 

@@ -27,18 +27,6 @@ _STAGE_TIMES = ("t_f", "t_b", "t_w", "t_bw")
 _STAGE_BYTES = ("act", "w", "offload", "static", "kv")
 
 
-# what is given for a profile by mistake, by a key that it has
-_OTHERS = {
-    "programs": "a schedule, not a profile: are the two arguments swapped?",
-    "model_type": "a config of Hugging Face, not a profile; estimate --model makes one of it",
-    "hidden": "a short config of a model, not a profile; estimate --model makes one of it",
-    "peak_tflops": "a machine file, not a profile; estimate --machine takes it",
-    "rows": "a file of measurements, not a profile; --calibrate takes it",
-    "traceEvents": "a trace, not a profile; import --from torch-trace makes one of a measured one",
-    "options": "a plan that was exported, not a profile; give the profile that it was exported with",
-}
-
-
 _LOGS = (".log", ".out", ".err", ".txt")
 
 
@@ -54,7 +42,7 @@ def load_profile(source: str | os.PathLike[str] | Mapping[str, Any]) -> CostProf
     if not isinstance(source, str | os.PathLike):
         raise ProfileError(f"profile: expected a path or a mapping, got a {type(source).__name__}")
     try:
-        data = read_mapping(source)
+        data = read_mapping(source, "a profile")
     except OptPipeError:
         if str(source).endswith(_LOGS):
             raise ProfileError(
@@ -62,9 +50,6 @@ def load_profile(source: str | os.PathLike[str] | Mapping[str, Any]) -> CostProf
                 " timers, evaluate --log compares any"
             ) from None
         raise
-    for key, what in _OTHERS.items():
-        if key in data and "devices" not in data:
-            raise ProfileError(f"{source}: is {what}")
     stem = os.path.splitext(os.path.basename(source))[0]
     data.setdefault("name", stem if is_plain(stem) else "profile")
     try:

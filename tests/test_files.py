@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import tempfile
 from dataclasses import replace
@@ -21,7 +22,8 @@ from optpipe_sim import (
     save_profile,
     simulate,
 )
-from optpipe_sim.errors import ProfileError
+from optpipe_sim.errors import OptPipeError, ProfileError, hint_for
+from optpipe_sim.files import read_mapping
 from optpipe_sim.ops import Op, OpKind, parse_op
 from optpipe_sim.profile_io import profile_to_json
 
@@ -154,3 +156,21 @@ def test_rechunking_by_hand() -> None:
         profile.rechunk(3, "vee")
     with pytest.raises(ProfileError, match="a stage of 4 ns cannot be divided into 5 chunks"):
         profile.rechunk(5)
+
+
+def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
+    """As editors on Windows write one."""
+    for name, text in (("a.json", '{"a": 1}'), ("a.yaml", "a: 1\n")):
+        path = tmp_path / name
+        path.write_bytes(codecs.BOM_UTF8 + text.encode())
+        assert read_mapping(path) == {"a": 1}
+    (tmp_path / "cut.json").write_text('{"a": "b')
+    with pytest.raises(OptPipeError, match=r"Unterminated string starting at line 1"):
+        read_mapping(tmp_path / "cut.json")
+
+
+def test_many_known_names_are_not_all_told() -> None:
+    assert hint_for("x", ["one", "two"]) == "known are one, two"
+    assert hint_for("x", [f"name-{at:04}" for at in range(500)]).endswith(", ... (500 in all)")
+    assert len(hint_for("x", [f"name-{at:04}" for at in range(500)])) < 450
+    assert hint_for("x", ["y" * 1000]) == f"known are {'y' * 1000}"

@@ -54,7 +54,12 @@ def test_completes_to_what_one_uses_and_to_nothing_else() -> None:
         "CostProfile", "Execution", "Op", "OpKind", "Pair", "RecomputeLevel", "Report", "Schedule", "Shape", "SolveResult",
         "StageCost", "Trace",
     }  # fmt: skip
-    assert set(dir(optpipe_sim)) == functions | nouns | {"__version__"}
+    errors = {
+        name
+        for name, one in vars(optpipe_sim.errors).items()
+        if isinstance(one, type) and issubclass(one, OptPipeError)
+    }
+    assert set(dir(optpipe_sim)) == functions | nouns | errors | {"__version__"}
     assert {"gantt", "memory", "overview", "compare_chart", "frontier_chart"} <= set(dir(plot))
     assert all(inspect.isfunction(getattr(plot, name)) for name in dir(plot))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import OptPipeError
+from ..errors import OptPipeError, hint_for
 from ..files import plain, read_mapping, write_mapping
 from ..names import build
 from ..option_fields import options_of
@@ -417,7 +417,7 @@ def _run_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rows_of(path: str) -> list[Any]:
-    data = plain(read_mapping(path))
+    data = plain(read_mapping(path, "a file of measurements"))
     rows = data.get("rows")
     if not isinstance(rows, list) or not rows or set(data) - {"rows"}:
         raise OptPipeError(f"{path}: expected one key, rows, with a list of measurements")
@@ -431,7 +431,7 @@ def _row(row: dict[str, Any], machine: Machine) -> list[Measurement]:
     known = ("model", "devices", "schedule", "microbatches", *_OPTIONS, *_MEASURED)
     for key, value in row.items():
         if key not in known:
-            raise OptPipeError(f"{key}: unknown key; known are {', '.join(known)}")
+            raise OptPipeError(f"{key}: unknown key; {hint_for(str(key), known)}")
         number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
         if key in _MEASURED and key != "profile" and not number:
             raise OptPipeError(f"{key}: must be a number above 0, got {value!r}")

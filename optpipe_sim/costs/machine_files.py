@@ -36,7 +36,7 @@ def load_machine(source: str | os.PathLike[str] | Mapping[str, Any]) -> Machine:
         return _machine(dict(source), str(source.get("name", "machine")))
     text = str(source)
     if text.endswith((".json", ".yaml", ".yml")) or Path(text).is_file():
-        data = plain(read_mapping(text))
+        data = plain(read_mapping(text, "a machine file"))
         try:
             return _machine(data, str(data.get("name", Path(text).stem)))
         except MachineError as error:
@@ -73,7 +73,7 @@ def _builtin(name: str) -> Machine:
 def _machine(data: dict[str, Any], name: str) -> Machine:
     base = data.pop("base", None)
     if base is not None:
-        if not _known(base):
+        if not is_built_in(base):
             raise MachineError(
                 f"machine {name}: base: no machine {base!r}; known are {', '.join(machine_names())}"
             )
@@ -117,7 +117,8 @@ def _machine(data: dict[str, Any], name: str) -> Machine:
     )
 
 
-def _known(name: Any) -> bool:
+def is_built_in(name: Any) -> bool:
+    """Whether a built-in machine has this name."""
     return _ALIASES.get(str(name), str(name)) in machine_names()
 
 

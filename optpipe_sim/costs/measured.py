@@ -37,7 +37,24 @@ def require_time(
     else:
         return
     likely = _likely(measured_ns, predicted_ns, _TIMES, format_time)
+    likely = likely or "; are machine, GPUs and batch those of the run?"
     raise OptPipeError(f"{name}: {format_time(measured_ns)} per iteration is {why}{likely}")
+
+
+def require_tokens(name: str, tokens_per_s: float, slower: float, gpus: int) -> None:
+    """Refuse tokens per second that are most likely those of one GPU of several.
+
+    Args:
+        slower: the predicted rate over this one.
+
+    Raises:
+        OptPipeError: names the argument, and the rate that was probably meant.
+    """
+    if slower > _NEAR / 2 and 0.5 < slower / gpus < 2:
+        raise OptPipeError(
+            f"{name}: {tokens_per_s:,.0f} over all GPUs is {slower:,.0f} times less than predicted; did you mean"
+            f" {tokens_per_s * gpus:,.0f}, {gpus} GPUs of that each?"
+        )
 
 
 def require_op(name: str, measured_ms: float, predicted_ms: float) -> None:

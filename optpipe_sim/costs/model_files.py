@@ -45,7 +45,7 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any]) -> Model:
         if is_log(log):
             return _of_log(log, text)
     if named or Path(text).is_file():
-        data = plain(read_mapping(text))
+        data = plain(read_mapping(text, "a model"))
         default = Path(text).parent.name if Path(text).name == "config.json" else Path(text).stem
         try:
             return _model(data, default or "model")

@@ -10,8 +10,9 @@ from ..errors import OptPipeError, require
 from ..op_costs import op_costs
 from ..ops import BW, COMPUTE, B, C, F, O, Op, R
 from ..trace import CAUSES, Trace
+from ..trace.waits import MEANINGS
 from ..units import format_size, format_time
-from .hints import IF, NONE, diagnoses, hints
+from .hints import LIMITS, NONE, diagnoses, hints
 from .reasons import Reason, Reasons, Step, critical_path
 
 __all__ = ["Gap", "Step", "critical_path", "explain", "idle", "why"]
@@ -225,9 +226,10 @@ def explain(trace: Trace, longest: int = 5) -> str:
     devices = trace.schedule.shape.devices
     busiest = int(np.argmax(trace.busy_ns))
     lines = [] if trace.fits else ["It does not fit: these are the times without the memory limit."]
+    flush, span = (f"{rate:.1%}" for rate in (trace.bubble_rate_flush, trace.bubble_rate))
+    of_span = "" if flush == span else f", {span} of the longest device span"
     lines += [
-        f"{takes(trace)}; its bubble is {trace.bubble_rate_flush:.1%}"
-        f" ({trace.bubble_rate:.1%} of the longest device span).",
+        f"{takes(trace)}; its bubble is {flush}{of_span}.",
         f"Devices idle {trace.imbalance + trace.bubble:.1%} of it: {trace.imbalance:.1%} by imbalance (less work than"
         f" the busiest device), {trace.bubble:.1%} by the order (pipeline bubble).",
         f"The busiest device is {busiest}: it computes {format_time(trace.busy_ns[busiest])}"
@@ -247,7 +249,7 @@ def explain(trace: Trace, longest: int = 5) -> str:
         if idle_ns[cause]:
             share = idle_ns[cause] / (total * devices)
             lines.append(
-                f"  {cause:13} {format_time(idle_ns[cause]):>9}  {share:6.1%} of their time"
+                f"  {cause:13} {format_time(idle_ns[cause]):>9}  {share:6.1%} of their time  {MEANINGS[cause]}"
             )
     found = gaps(trace)
     if found:
@@ -262,7 +264,7 @@ def explain(trace: Trace, longest: int = 5) -> str:
     lines += [f"  - {hint}" for hint in (hints(trace) or (NONE,))]
     found_too = diagnoses(trace)
     if found_too:
-        lines += ["", f"{IF}, each replayed:"]
+        lines += ["", f"{LIMITS}:"]
         lines += [f"  - {hint}" for hint in found_too]
     return "\n".join(lines) + "\n"
 

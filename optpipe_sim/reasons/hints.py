@@ -23,7 +23,7 @@ from ..units import format_size, format_time
 
 LEAST = 0.005  # shares of the time; the costs of a profile are no better known
 MANY_OPS = 200_000  # a replay of more takes half a second: nothing is tried
-IF = "What it would take if (no options, but what the time goes into)"
+LIMITS = "What limits this plan: each limit lifted, in a replay of its own"
 NONE = "nothing that was tried gains 0.5% or more"
 
 
@@ -177,14 +177,16 @@ def _free_of(trace: Trace) -> Iterator[Alternative]:
     again = partial(_again, trace)
     if idle["memory"] and trace.memory_limit is not None:
         yield Alternative(
-            "nothing waited for memory", "memory", lambda: again(schedule, limited=False)
+            "if nothing waited for memory", "memory", lambda: again(schedule, limited=False)
         )
     if idle["communication"]:
         free = replace(profile, latency_ns=0, occupancy_ns=0)
-        yield Alternative("messages took no time", "messages", lambda: again(schedule, free))
+        yield Alternative("if messages took no time", "messages", lambda: again(schedule, free))
     if idle["reload"]:
         fast = profile.scale(copy=0.5)
-        yield Alternative("copies took half of their time", "copies", lambda: again(schedule, fast))
+        yield Alternative(
+            "if copies took half of their time", "copies", lambda: again(schedule, fast)
+        )
 
 
 def _balanced(profile: CostProfile, busy: tuple[int, ...]) -> CostProfile:

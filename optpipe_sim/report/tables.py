@@ -10,7 +10,7 @@ import numpy as np
 from ..ops import OpKind
 from ..plot.style import KIND_NAMES, LIMIT, shade
 from ..reasons.explain import path_parts
-from ..reasons.hints import IF, NONE, diagnoses, hints
+from ..reasons.hints import LIMITS, NONE, diagnoses, hints
 from ..trace import CAUSES, Trace
 from ..trace.waits import MEANINGS
 from ..units import counted, format_size, format_time
@@ -171,7 +171,7 @@ def advice(trace: Trace, level: int) -> str:
     found = [str(hint) for hint in hints(trace)]
     text = f"<h{level}>What would gain, each replayed</h{level}>{items(found or [NONE])}"
     free = [str(hint) for hint in diagnoses(trace)]
-    return text + (f"<h{level}>{IF}, each replayed</h{level}>{items(free)}" if free else "")
+    return text + (f"<h{level}>{LIMITS}</h{level}>{items(free)}" if free else "")
 
 
 def legend(*traces: Trace) -> str:

@@ -274,6 +274,9 @@ class Schedule:
         if row < 0:
             other = op._replace(kind={B: BW, W: BW, BW: B}.get(op.kind, op.kind))
             has = f"; it has {other}" if other != op and self.row(other) >= 0 else ""
+            if op.stage >= self.shape.stages or op.microbatch >= self.shape.microbatches:
+                most = self.shape.stages - 1, self.shape.microbatches - 1
+                has = f", whose stages are 0 to {most[0]} and microbatches 0 to {most[1]}"
             raise OptPipeError(f"{op} is not in this schedule{has}")
         return row
 
@@ -416,7 +419,7 @@ class Schedule:
         Raises:
             OptPipeError: one line that names the file, the key and what is wrong.
         """
-        return cls.from_json(read_mapping(path), str(path))
+        return cls.from_json(read_mapping(path, "a schedule"), str(path))
 
     def to_text(self) -> str:
         """Return one line per device: ``0: F0.0 F0.1 BW0.0 ...``; links as ``0/O: O0.0 ...``; levels of

@@ -74,7 +74,7 @@ def load_experiment(path: str | os.PathLike[str], fast: bool = False) -> Experim
         OptPipeError: one line that names the file, the key, and what would be right.
     """
     path = experiment_file(path)
-    data = read_mapping(path)
+    data = read_mapping(path, "an experiment")
     try:
         return _experiment(path, data, fast)
     except OptPipeError as error:

@@ -11,12 +11,12 @@ from ..ops import R
 
 # the causes of idle time
 MEANINGS = {
-    "fill": "before the first op",
-    "neighbour": "for a neighbour's op",
+    "fill": "before a device's first op",
+    "neighbour": "for an op of another device",
     "communication": "for a message",
     "reload": "for a reload",
     "memory": "for memory",
-    "drain": "after the last op",
+    "drain": "after a device's last op",
 }
 WAITS = ("fill", "neighbour", "communication", "reload", "memory")  # before an op
 

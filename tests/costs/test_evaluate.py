@@ -152,7 +152,10 @@ def test_the_measurement_calibrates(tmp_path: Path, more: dict[str, Any]) -> Non
     fitted = calibrate(load_measurements(str(path), machine), machine, "mine")
     again = today(calibration=fitted, measured_ns=slower, **more)
     assert again.time_ratio == pytest.approx(1, abs=0.01)
-    assert "rates fitted to 1 measurement: on these, times are off" in again.advice.basis
+    assert "rates fitted to 1 time (now 0.0% off)" in again.advice.basis
+    # what was fitted to is no test
+    assert any("the rates are fitted to this run" in text for text in again.findings())
+    assert not any("compared runs" in text for text in again.findings())
 
 
 def test_a_peak_that_cannot_be_fitted_is_no_error_of_times(tmp_path: Path) -> None:
@@ -165,8 +168,7 @@ def test_a_peak_that_cannot_be_fitted_is_no_error_of_times(tmp_path: Path) -> No
     again = today(calibration=fitted).advice
     assert again.error is not None
     assert again.error < 0.01
-    assert "times are off by 0.0% in the median" in again.basis
-    assert "peaks are off by 28.5%" in again.basis
+    assert "1 time (now 0.0% off) and 1 peak (now 28.5% off)" in again.basis
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...costs.layout import Layout
 from ...costs.work import Work
+from ...errors import OptPipeError
 from .fields import add_fields, given
 from .shared import add_execution
 
@@ -105,8 +106,13 @@ def model_and_machine(
     arguments: argparse.Namespace,
 ) -> tuple[Model, Machine, Calibration | None]:
     """Return the model and the machine, with rates fitted by ``--calibrate``."""
-    from ...costs import load_machine, load_model
+    from ...costs import load_machine, load_model, model_names
+    from ...costs.machine_files import is_built_in
 
+    if is_built_in(arguments.model) and arguments.machine in model_names():
+        raise OptPipeError(
+            f"--model {arguments.model}: is a machine, and {arguments.machine} a model: exchange the two"
+        )
     model, machine = load_model(arguments.model), load_machine(arguments.machine)
     if arguments.offload_to is not None:
         machine = replace(machine, offload_to=arguments.offload_to)

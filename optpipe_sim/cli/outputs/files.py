@@ -90,7 +90,8 @@ def check_files(arguments: argparse.Namespace) -> bool:
             raise OptPipeError(f"--{option} {path}: the name must end in {endings}")
     page = getattr(arguments, "report", None)
     if page and Path(page).suffix.lower() not in PAGE_ENDINGS:
-        raise OptPipeError(f"--report {page}: the name must end in {', '.join(PAGE_ENDINGS)}")
+        option = "-o" if arguments.command == "report" else "--report"
+        raise OptPipeError(f"{option} {page}: the name must end in {', '.join(PAGE_ENDINGS)}")
     for option in FOLDERS:
         path = getattr(arguments, option, None)
         if path and os.path.exists(path) and not os.path.isdir(path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isclose
 from typing import Any
 
 from ...bounds.bounds import lower_bound
@@ -36,6 +37,8 @@ from .space import Choice, Question, require_count
 _CHOSEN = ("devices", "dp", "placement", "slices", "slice_by")
 _OWN = ("microbatch", "recompute", "slices", "slice_by")  # of a choice
 _HOW = [key for key in options_of(Work) if key not in _OWN]
+
+MET = 0.01  # of a measurement: what rates that are fitted to it leave where they can be
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,9 @@ class Evaluation:
     def _of_time(self, measured_ns: float) -> list[str]:
         doubt, error = self.advice.doubt(self.row), self.row.iteration_ns / measured_ns - 1
         off = f"the predicted time is {abs(error):.1%} too {'long' if error > 0 else 'short'}"
-        if doubt.error is None or doubt.worst is None:
+        if abs(error) < MET and self._fitted_to("iteration", measured_ns / 1e6):
+            found = [f"{off}: the rates are fitted to this run, so that says nothing of others"]
+        elif doubt.error is None or doubt.worst is None:
             found = [f"{off}; no comparable run tells whether that is usual"]
         elif abs(error) <= doubt.error:
             found = [f"{off}: as near as compared runs are in the median ({doubt.error:.1%})"]
@@ -139,13 +144,19 @@ class Evaluation:
             found.append(f"the measured time is not plausible: {why}; is the batch right?")
         return found
 
+    def _fitted_to(self, kind: str, value: float) -> bool:
+        """Whether a calibration is fitted to this number."""
+        fitted = self.advice.calibration
+        found = () if fitted is None else fitted.after
+        return any(one.kind == kind and isclose(one.measured, value, rel_tol=1e-3) for one in found)
+
     def _of_memory(self, measured_bytes: int) -> str:
         error = self.row.peak_bytes / measured_bytes - 1
         usual = "within" if abs(error) <= MEMORY_ERROR else "beyond"
-        return (
-            f"the predicted peak is {abs(error):.1%} too {'high' if error > 0 else 'low'}, {usual} its"
-            f" usual error ({MEMORY_ERROR:.1%} in the median of the runs it was checked on)"
-        )
+        off = f"the predicted peak is {abs(error):.1%} too {'high' if error > 0 else 'low'}"
+        if abs(error) < MET and self._fitted_to("memory", measured_bytes / 2**30):
+            return f"{off}: memory is fitted to this run, so that says nothing of others"
+        return f"{off}, {usual} its usual error ({MEMORY_ERROR:.1%} in the median of the runs it was checked on)"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the keys of ``evaluate --json``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from statistics import median
@@ -415,20 +416,23 @@ def _of_calibration(calibration: Calibration) -> Doubt:
     """Of rates that were fitted to measurements of one's own; nothing of those is held out."""
     times = [one.error for one in calibration.after if one.kind != MEMORY]
     peaks = [one.error for one in calibration.after if one.kind == MEMORY]
-    off = [
-        f"{what} are off by {median(map(abs, errors)):.1%} in the median, at worst by {max(errors, key=abs):+.0%}"
-        for what, errors in (("times", times), ("peaks", peaks))
-        if errors
-    ]
+    told = (_left(what, errors) for what, errors in (("time", times), ("peak", peaks)) if errors)
     return Doubt(
         median(map(abs, times)) if times else None,
         median(times) if times else None,
         max(times, key=abs, default=None),
         len(times),
-        f"rates fitted to {counted(len(times) + len(peaks), 'measurement')}: on these, {', '.join(off)}; what they do"
-        " not contain was not measured",
+        f"rates fitted to {' and '.join(told)}, which is no test of them; what these runs do not contain was not"
+        " measured",
         (),
     )
+
+
+def _left(what: str, errors: Sequence[float]) -> str:
+    """Return how many measurements rates are fitted to, and how far off these are left."""
+    off = f"{median(map(abs, errors)):.1%} off"
+    worst = "" if len(errors) == 1 else f" in the median, at worst {max(errors, key=abs):+.1%}"
+    return f"{counted(len(errors), what)} (now {off}{worst})"
 
 
 def _fitted(row: Row) -> set[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from .cases import Row
+import yaml
+
+from .cases import CONFIG, EXPERIMENT, MACHINE, MODEL, PROFILE, SCHEDULE, Row
 
 _BARS = ("-" * 24 + " arguments " + "-" * 24, "-" * 20 + " end of arguments " + "-" * 21)
 RUN = {
@@ -136,7 +138,41 @@ def imports() -> list[Row]:
             ("x.yaml: is a plan that was exported, not a profile", "format: megatron\noptions: {}\n"),
         )
     ]  # fmt: skip
+    return [*rows, *others()]
+
+
+# files that are given for one another: what each is called
+_FILES = {
+    "config.json": ("a config of Hugging Face", json.dumps(CONFIG)),
+    "short.yaml": ("a short config of a model", yaml.safe_dump(MODEL)),
+    "box.yaml": ("a machine file", yaml.safe_dump(MACHINE)),
+    "profile.yaml": ("a profile", yaml.safe_dump(PROFILE)),
+    "schedule.json": ("a schedule", json.dumps(SCHEDULE)),
+    "mine.yaml": (
+        "a file of measurements",
+        "rows: [{model: m.yaml, devices: 4, iteration_ms: 100}]\n",
+    ),
+    "e.yaml": ("an experiment", yaml.safe_dump(EXPERIMENT)),
+    "trace.json": ("a trace", '{"traceEvents": []}'),
+    "plan.yaml": ("a plan that was exported", "format: te\noptions: {}\n"),
+}
+# where a file goes: what is wanted there, and what is told beside its own kind
+_DOORS = {
+    "simulate @ --schedule 1f1b -m 4": ("a profile", {"profile.yaml"}),
+    "check @ p.yaml": ("a schedule", {"schedule.json", "plan.yaml"}),
+    "estimate --model @ --machine h.yaml --devices 4": ("a model", {"config.json", "short.yaml"}),
+    "estimate --model m.yaml --machine @ --devices 4": ("a machine file", {"box.yaml"}),
+    "estimate --model m.yaml --machine h.yaml --devices 4 --calibrate @": ("a file of measurements", {"mine.yaml"}),
+    "estimate --model m.yaml --machine h.yaml --devices 4 --execution @": ("an execution", set()),
+    "sweep @": ("an experiment", {"e.yaml"}),
+}  # fmt: skip
+
+
+def others() -> list[Row]:
+    """Every kind of file wherever another kind is wanted."""
     return [
-        *rows,
-        Row("explain p.yaml s.json", "s.json: is a schedule, not a profile: are the two"),
+        Row(line.replace("@", name), f"{name}: is {called}, not {wanted}: ", {name: text})
+        for line, (wanted, fine) in _DOORS.items()
+        for name, (called, text) in _FILES.items()
+        if name not in fine
     ]

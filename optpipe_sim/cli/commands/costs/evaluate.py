@@ -139,6 +139,7 @@ def expanded(words: Sequence[str]) -> list[str]:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Predict, compare, show, write."""
     from ....costs.advise.evaluate import evaluate
+    from ....costs.measured import require_tokens
     from ...inputs import named
 
     model, machine, fitted = model_and_machine(arguments)
@@ -175,6 +176,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             measured_ns=_measured_ns(arguments),
             measured_bytes=None if gib is None else round(gib * 2**30),
         )
+    if arguments.measured_tokens_per_s and found.time_ratio:
+        require_tokens(time, arguments.measured_tokens_per_s, found.time_ratio, arguments.gpus)
     files = _write(arguments, found)
     # a run of Megatron-LM goes on there
     hints = found.hints(check=partial(told_to, "megatron" if logged else None))
