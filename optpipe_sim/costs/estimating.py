@@ -11,8 +11,10 @@ from ..errors import OptPipeError
 from ..execution import Execution, load_execution
 from ..option_fields import made_of, takes
 from ..profile import CostProfile
+from ..profile.dealing import deal_layers
 from ..profile.items import EMBEDDING, HEAD, MTP, Item
 from ..profile.streams import Streams
+from ..schedule.shape import expand_placement
 from ..schedules.sliced.exchange import with_context_exchange
 from ..stage_cost import StageCost, with_overhead
 from .imbalance import EVEN, Imbalance, as_imbalance
@@ -29,7 +31,6 @@ from .parallelism import (
     message_ns,
     mtp_stage,
     offloading,
-    split_layers,
     stage_kinds,
     stage_layers,
     static_bytes,
@@ -76,7 +77,7 @@ def estimate(
     devices: int,
     *,
     levels: bool | None = None,
-    items: bool = False,
+    items: bool = True,
     offload: bool | None = None,
     rates: Rates | None = None,
     execution: Execution | str | None = None,
@@ -91,7 +92,7 @@ def estimate(
         levels: whether stages get levels of recomputation (see `recompute.levels`), for schedules and
             solvers to choose from; not with `recompute`. By default they do unless `recompute` says what
             every run recomputes.
-        items: whether the profile has the costs layer by layer, too, for other layouts.
+        items: whether the profile has the costs layer by layer, too, of which stages in other chunks are made.
         offload: False for none; True to insist; None for one wherever the machine has PCIe data.
         rates: achieved rates in the place of the machine's own, such as `calibrate` returns.
         execution: how the trainer issues the work; None: as the runs were issued that the machine's
@@ -114,7 +115,7 @@ def estimated(
     layout: Layout,
     work: Work,
     levels: bool | None = None,
-    items: bool = False,
+    items: bool = True,
     offload: bool | None = None,
     name: str | None = None,
 ) -> CostProfile:
@@ -292,7 +293,8 @@ class _Plan:
         each = [cost[self.model.is_dense(at)] for at in range(self.model.layers)]
         first, last = (sum(end[op].total for op in OPS) for end in self.ends)
         last += self.model.mtp * (last + each[-1] + cost.get(None, 0.0))
-        return split_layers(each, first, last, stages, self.model.name)
+        placed = expand_placement(self.layout.placement, self.layout.pipeline, self.layout.chunks)
+        return deal_layers(tuple(each), first, last, placed, self.model.name)
 
     def stages(self, counts: Sequence[int | str], levels: bool) -> list[StageCost]:
         """Return the cost of every stage."""

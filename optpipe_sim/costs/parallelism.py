@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from ..errors import OptPipeError
 from ..profile import Nvme, Offload
 from ..stage_cost import StageCost
@@ -94,76 +92,6 @@ def replica_bandwidth(layout: Layout, copies: int, machine: Machine) -> float:
     span = layout.devices * copies // max(1, layout.cp)
     together = max(1, min(copies, machine.devices_per_node * copies // span))
     return bandwidth_within(span, machine, together)
-
-
-def split_layers(
-    costs: Sequence[float], first: float, last: float, stages: int, name: str = "the model"
-) -> list[int]:
-    """Return the layers per stage, in order, that make the slowest stage as fast as possible.
-
-    `first` and `last` are the times of the embedding and of the head, which stay on the first and
-    the last stage; these may have no layer at all. Among the best splits the one whose other stages
-    are most alike is taken.
-
-    Raises:
-        OptPipeError: if there are more stages than layers, embedding and head.
-    """
-    layers = len(costs)
-    if stages > layers + 2 or (stages > layers and stages < 3):
-        raise OptPipeError(
-            f"stages: {stages} (devices along the pipeline x chunks), but {name} has {layers} layers;"
-            f" at most {layers + 2} stages, the embedding and the head on their own"
-        )
-    if stages > 2 and max(costs) == min(costs):
-        return _split_equal(layers, costs[0], first, last, stages)
-    ends = np.concatenate([[0.0], np.cumsum(np.asarray(costs, float))])
-    reach = np.full(layers + 1, np.inf)  # best (slowest stage) for the layers up to here
-    square = np.full(layers + 1, np.inf)
-    choices = []
-    scale = (ends[-1] + first + last) or 1.0
-    for stage in range(stages):
-        load = ends[None, :] - ends[:, None]  # [from, to]
-        load = load + (first if stage == 0 else 0.0) + (last if stage == stages - 1 else 0.0)
-        empty_ok = stage in (0, stages - 1)
-        allowed = np.triu(np.ones_like(load, bool), 0 if empty_ok else 1)
-        load = np.where(allowed, load, np.inf)
-        if stage == 0:
-            worst, squares = load[:1], load[:1] ** 2
-        else:
-            worst = np.maximum(reach[:, None], load)
-            squares = square[:, None] + load**2
-        # slowest stage first, to 1e-9 of the whole; then the spread
-        key = np.where(np.isfinite(worst), np.round(worst / scale, 9), np.inf)
-        best = key.min(axis=0)
-        ranked = np.where(key == best[None, :], squares, np.inf)
-        choice = ranked.argmin(axis=0)
-        columns = np.arange(layers + 1)
-        reach, square = worst[choice, columns], squares[choice, columns]
-        choices.append(choice)
-    counts, at = [], layers
-    for choice in reversed(choices):
-        counts.append(at - int(choice[at]))
-        at = int(choice[at])
-    return counts[::-1]
-
-
-def _split_equal(layers: int, each: float, first: float, last: float, stages: int) -> list[int]:
-    """`split_layers` for layers that all cost the same: both ends tried, the middle spread evenly."""
-    middle = stages - 2
-    most = min(layers, -(-layers // middle))
-    heads, tails = np.divmod(np.arange((most + 1) ** 2), most + 1)
-    lows, mores = np.divmod(layers - heads - tails, middle)
-    ends = first + heads * each, last + tails * each
-    slowest = np.maximum(np.maximum(*ends), (lows + (mores > 0)) * each)
-    squares = ends[0] ** 2 + ends[1] ** 2
-    squares = squares + (mores * (lows + 1) ** 2 + (middle - mores) * lows**2) * each * each
-    # no stage in the middle is without a layer
-    key = np.where(lows > 0, np.round(slowest / each, 9), np.inf)
-    at = int(np.where(key == key.min(), squares, np.inf).argmin())
-    head, tail = int(heads[at]), int(tails[at])
-    low, more = divmod(layers - head - tail, middle)
-    # earlier stages hold more microbatches, so the stages with more layers come last
-    return [head] + [low] * (middle - more) + [low + 1] * more + [tail]
 
 
 def decoder_counts(layers: Sequence[int | str]) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..profile.items import StageMaker
-from ..profile.layout import counts_of, with_layout
+from ..profile.layout import counts_of
 from ..schedules.recompute import everywhere, fused_at_levels, with_level
 from ..solvers.layers.moved import moves
 from ..solvers.options import SolveOptions
@@ -131,7 +131,7 @@ def _with_layers_moved(given: Trace, profile: CostProfile, until: float) -> Trac
 
     def at(counts: Sequence[int]) -> Trace | None:
         with suppress(OptPipeError):  # a stage without layers that could be recomputed, say
-            layout = with_layout(own, counts, maker=maker)
+            layout = own.with_layout(counts, maker=maker)
             trace = replay_unlimited(given.schedule, layout)
             return replace(trace, objective=given.objective) if trace.fits else None
         return None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, partial
+from itertools import accumulate, pairwise
 from math import gcd
 from typing import Any
 
@@ -37,7 +38,7 @@ from ..units import (
     html_table,
     round_half_up,
 )
-from .items import Item
+from .items import Item, StageMaker, adds_up, deal_items, decoder_layers
 from .offload import Nvme as Nvme
 from .offload import Offload as Offload
 from .offload import check_offload
@@ -258,8 +259,14 @@ class CostProfile:
         """Return the profile of microbatches that all have these factors."""
         if self.alike:
             return self
-        stages = self.stages_of(time, size)
-        return replace(self, stages=stages, microbatch_time=None, microbatch_bytes=None)
+        by = partial(multiplied, time=time, copies=size, size=size)
+        return replace(
+            self,
+            stages=self.stages_of(time, size),
+            items=self._items_by(by),
+            microbatch_time=None,
+            microbatch_bytes=None,
+        )
 
     @cached_property
     def lightest(self) -> CostProfile:
@@ -511,10 +518,11 @@ class CostProfile:
     def rechunk(self, chunks: int, placement: str | Sequence[int] = "loop") -> CostProfile:
         """Return the same model and devices with another number of chunks per device, or placement.
 
-        Adjacent stages merge (times, act, w, offload, static add up) or a stage divides equally,
-        between its layers where their number is given, so that devices have as equal numbers of
-        layers as that allows; see `parts.deal`, `parts.deal_anew` and `parts.divide`. Messages do
-        not change.
+        Where the profile has the costs of its layers (`items`), they are dealt anew, so that devices
+        have work as equal as whole layers allow: `dealing.deal_layers`. Otherwise adjacent stages merge
+        (times, act, w, offload, static add up) or a stage divides equally, between its layers where
+        their number is given, so that devices have as equal numbers of layers as that allows; see
+        `parts.deal`, `parts.deal_anew` and `parts.divide`. Messages do not change.
 
         Raises:
             ProfileError: for more chunks than `most_chunks`, a stage too short to divide, or a
@@ -528,19 +536,24 @@ class CostProfile:
             raise ProfileError(str(error)) from None
         if chunks == self.chunks and placed == self.placement:
             return self
+        if self.of_items:
+            try:
+                counts = deal_items(self.items, placed, self.name)
+            except ProfileError as error:
+                raise ProfileError(f"{error}{self._chunks_hint(chunks)}") from None
+            return self.with_layout(counts, chunks, placed)
         shared = gcd(chunks, self.chunks)
         size, parts = self.chunks // shared, chunks // shared
         bare = [without_overhead(cost) for cost in self.stages]
         runs = [bare[at : at + size] for at in range(0, len(bare), size)]
         loop = placed == expand_placement("loop", self.devices, chunks)
         anew = deal_anew(runs, parts, self.devices) if loop else None
-        counts: Sequence[Sequence[int] | None]
         if anew is None:
-            counts = deal(runs, parts, placed)
+            numbers = deal(runs, parts, placed)
         else:  # the whole model is one run
-            runs, parts, counts = [bare], len(placed), [anew]
+            runs, parts, numbers = [bare], len(placed), [anew]
         stages: list[StageCost] = []
-        for at, (run, dealt) in enumerate(zip(runs, counts, strict=True)):
+        for at, (run, dealt) in enumerate(zip(runs, numbers, strict=True)):
             try:
                 stages += regroup(run, parts, dealt)
             except ProfileError as error:
@@ -552,6 +565,52 @@ class CostProfile:
             placement=placed,
             stages=tuple(with_overhead(cost, self.overhead_ns) for cost in stages),
             pair_hidden=self.hidden_for([cost.layers or 0 for cost in stages]),
+        )
+
+    @cached_property
+    def of_items(self) -> bool:
+        """Whether the stages are what the items in them add up to, so that others can be made of these."""
+        counts = [cost.layers or 0 for cost in self.stages]
+        if not self.items or self.slices > 1 or sum(counts) != len(self.items) or not all(counts):
+            return False
+        maker = StageMaker(self.items, self.chunks)
+        made = (maker.stage(a, b) for a, b in pairwise([0, *accumulate(counts)]))
+        return all(map(adds_up, map(without_overhead, self.stages), made))
+
+    def with_layout(
+        self,
+        counts: Sequence[int],
+        chunks: int | None = None,
+        placement: str | Sequence[int] | None = None,
+        maker: StageMaker | None = None,
+    ) -> CostProfile:
+        """Return the profile with its items distributed again: `counts` of them on each stage, in model order.
+
+        Args:
+            chunks, placement: None: the profile's. `maker`: of the profile's items on so many chunks.
+
+        Raises:
+            ProfileError: for a wrong number of counts, or counts that do not add up to the items.
+        """
+        chunks = self.chunks if chunks is None else chunks
+        if min(counts) < 1 or sum(counts) != len(self.items):
+            raise ProfileError(
+                f"layers: expected numbers of at least 1 that add up to {len(self.items)}, the items of"
+                f" {self.name}; got {', '.join(map(str, counts))}"
+            )
+        maker = maker or StageMaker(self.items, chunks)
+        bare = [maker.stage(first, last) for first, last in pairwise([0, *accumulate(counts)])]
+        # without the notes on the layout before
+        left = ("parameters_per_device", "weights_bytes_per_device", "static_by_stage")
+        meta = {key: value for key, value in self.meta.items() if key not in left}
+        return replace(
+            self,
+            chunks=chunks,
+            placement=self.placement if placement is None else placement,  # type: ignore[arg-type]
+            stages=tuple(with_overhead(cost, self.overhead_ns) for cost in bare),
+            slices=1,
+            pair_hidden=self.hidden_for(counts),
+            meta={**meta, "layers_per_stage": decoder_layers(self.items, counts)},
         )
 
     def hidden_for(
@@ -581,6 +640,8 @@ class CostProfile:
     def most_chunks(self) -> int | None:
         """The largest number of chunks per device that the stages' layers allow; None where no
         stage has a number of layers."""
+        if self.of_items:
+            return len(self.items) // self.devices
         layers = [cost.layers for cost in self.stages]
         said = [count for count in layers if count is not None]
         if not said:
@@ -661,14 +722,24 @@ class CostProfile:
         stages = tuple(change(cost, partial(by, at)) for at, cost in enumerate(self.stages))
         return replace(self, stages=stages, items=())
 
+    def _items_by(self, by: Callable[[StageCost], StageCost]) -> tuple[Item, ...]:
+        """Return the items, each with its cost changed as those of all stages are; none where they have
+        the streams of pairs, which that does not change."""
+        if any(item.streams for item in self.items):
+            return ()
+        return tuple(item.costing(by(item.cost)) for item in self.items)
+
     def scale(
         self, compute: float = 1, comm: float = 1, copy: float = 1, memory: float = 1
     ) -> CostProfile:
         """Multiply the times of compute (but for the overhead in them), messages and copies, and the
         activation memory."""
-        time, copies, size = exact(compute), exact(copy), exact(memory)
+        by = partial(
+            multiplied, time=exact(compute), copies=exact(copy), size=exact(memory), least_ns=1
+        )
         return replace(
-            self.map_stages(lambda _, cost: multiplied(cost, time, copies, size, least_ns=1)),
+            self.map_stages(lambda _, cost: by(cost)),
+            items=self._items_by(by),
             latency_ns=round_half_up(self.latency_ns * exact(comm)),
             occupancy_ns=round_half_up(self.occupancy_ns * exact(comm)),
         )

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 from ..errors import ProfileError
-from ..stage_cost import MAX_BYTES, RecomputeLevel, StageCost
+from ..stage_cost import AMOUNTS, MAX_BYTES, RecomputeLevel, StageCost
+from .dealing import deal_layers
 from .parts import evenly, merge
 from .streams import Line, Streams, exchange_ns, hidden_ns
 
 EMBEDDING, HEAD, MTP = "embedding", "head", "mtp"  # every other name is that of a decoder layer
 PARTIAL = {"25%": 0.25, "50%": 0.5, "75%": 0.75}  # of the layers that a level recomputes whole
 MOST_ITEMS = 4096
+ROUNDING = 1e-4  # of an amount, where each item of a stage was rounded
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,19 @@ def _ending(
     return replace(level, b_work_bytes=min(most, whole.act_bytes - level.keep_bytes))
 
 
+def adds_up(stage: StageCost, made: StageCost) -> bool:
+    """Whether a stage is what its items make, but for the rounding of each of them."""
+    if [level.name for level in stage.recompute] != [level.name for level in made.recompute]:
+        return False
+    for key in AMOUNTS:
+        one, other = getattr(stage, key), getattr(made, key)
+        if (one is None) != (other is None):
+            return False
+        if one is not None and abs(one - other) > ROUNDING * other + 2 * (made.layers or 1):
+            return False
+    return True
+
+
 def pareto(levels: Sequence[RecomputeLevel]) -> list[RecomputeLevel]:
     """Return the levels that no other one beats in both bytes and time, from the one that drops least to the one
     that drops most."""
@@ -169,6 +184,27 @@ def even_counts(items: int, stages: int) -> list[int]:
     if stages > items:
         raise ProfileError(f"items: {items} layers cannot make {stages} stages")
     return evenly(items, stages)
+
+
+def deal_items(
+    items: Sequence[Item], placement: Sequence[int], name: str = "the model", pairs: bool = False
+) -> list[int]:
+    """Return how many items each stage of `placement` gets, so that devices have work as equal as items allow;
+    see `deal_layers`. Layers that predict further tokens stay with the head. With `pairs` work is what
+    items take as one op (`Item.paired_ns`).
+
+    Raises:
+        ProfileError: for more stages than items.
+    """
+    end = len(items) - 1
+    while items[end - 1].name == MTP:
+        end -= 1
+    if len(placement) == 1:
+        return [len(items)]
+    work = [item.paired_ns if pairs else item.cost.work_ns for item in items]
+    costs, last = tuple(work[1:end]), sum(work[end:])
+    counts = deal_layers(costs, work[0], last, tuple(placement), name)
+    return [counts[0] + 1, *counts[1:-1], counts[-1] + len(items) - end]
 
 
 def decoder_layers(items: Sequence[Item], counts: Sequence[int]) -> list[int]:

@@ -13,7 +13,6 @@ from optpipe_sim.cli import main
 from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.machines import MachineError
 from optpipe_sim.costs.models import embedding_parameters, mtp_parameters, parameters
-from optpipe_sim.costs.parallelism import split_layers
 from optpipe_sim.costs.provenance import iteration_ns, mfu
 from optpipe_sim.costs.roofline import efficiency
 from optpipe_sim.errors import OptPipeError
@@ -46,38 +45,6 @@ def test_all_parameters_lie_somewhere() -> None:
                 assert held == parameters(model) + further
             else:
                 assert held < parameters(model)
-
-
-def test_balanced_layers() -> None:
-    assert split_layers([1.0] * 22, 0.1, 0.6, 8) == [2, 3, 3, 3, 3, 3, 3, 2]
-    assert split_layers([1.0] * 22, 0.1, 1.2, 24) == [0] + [1] * 22 + [0]
-    assert split_layers([2.0, 2.0, 1.0, 1.0, 1.0, 1.0], 0.0, 0.0, 4) == [1, 1, 2, 2]
-    counts = split_layers([1.0] * 61, 0.05, 1.5, 16)
-    assert (sum(counts), max(counts)) == (61, 4)
-    with pytest.raises(OptPipeError, match="at most 8 stages"):
-        split_layers([1.0] * 6, 0, 0, 9)
-
-
-def test_slowest_stage_is_the_best_possible() -> None:
-    """Against every split of a small model."""
-    from itertools import combinations
-
-    costs, first, last, stages = [3.0, 1.0, 2.0, 1.0, 1.0, 2.0, 1.0], 0.5, 1.7, 3
-    best = min(
-        max(
-            sum(costs[a:b]) + first * (a == 0) + last * (b == 7)
-            for a, b in zip((0, *cut), (*cut, 7), strict=True)
-        )
-        for cut in combinations(range(1, 7), stages - 1)
-    )
-    counts = split_layers(costs, first, last, stages)
-    at, loads = 0, []
-    for stage, count in enumerate(counts):
-        loads.append(
-            sum(costs[at : at + count]) + first * (stage == 0) + last * (stage == stages - 1)
-        )
-        at += count
-    assert max(loads) == pytest.approx(best)
 
 
 def test_more_of_everything_takes_longer_and_holds_more() -> None:

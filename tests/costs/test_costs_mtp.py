@@ -14,7 +14,6 @@ from optpipe_sim.costs.work import Work
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.frameworks.megatron.layout import layout_string
 from optpipe_sim.frameworks.parts import parts_of
-from optpipe_sim.profile.layout import with_layout
 
 MODEL = load_model("deepseek-v3")
 WITHOUT = replace(MODEL, mtp=0)
@@ -94,7 +93,7 @@ def test_a_number_with_an_m_places_them_as_the_items_do() -> None:
     layers = [9, *[8] * 5, 7, 5]
     plain = estimate(MODEL, "h100-sxm", 8, items=True, layers=layers)
     apart = estimate(MODEL, "h100-sxm", 8, layers=[*[9] * 6, "7m", 0])
-    moved = with_layout(plain, [10, *[9] * 5, 8, 1])
+    moved = plain.with_layout([10, *[9] * 5, 8, 1])
     for ours, theirs in zip(apart.stages, moved.stages, strict=True):
         assert ours.layers == theirs.layers
         assert ours.static_bytes == pytest.approx(theirs.static_bytes, abs=2)

@@ -16,7 +16,6 @@ from optpipe_sim.frameworks.megatron.family import Choice, choices, nearest, pla
 from optpipe_sim.frameworks.megatron.options import Plan, Recompute
 from optpipe_sim.frameworks.nearest import replay_unlimited
 from optpipe_sim.frameworks.parts import Part
-from optpipe_sim.profile.layout import with_layout
 
 
 def test_the_best_is_the_fastest_that_fits() -> None:
@@ -88,7 +87,7 @@ def test_other_layouts_of_layers_are_choices_too() -> None:
     # every layout of the family's one schedule without levels or copies
     least = min(
         replay_unlimited(build("1f1b", layout, 8), layout).makespan_ns
-        for layout in (with_layout(profile, own) for own in layouts(profile))
+        for layout in (profile.with_layout(own) for own in layouts(profile))
     )
     assert found.trace.makespan_ns == least
     tight = replace(profile, memory_limit=(70,) * 4)
@@ -105,7 +104,7 @@ def test_layers_that_predict_further_tokens_have_their_place() -> None:
     item = {"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 10}
     names = ["embedding", *["layer"] * 4, "mtp", "head"]
     profile = load_profile({"devices": 2, "items": [{**item, "name": name} for name in names]})
-    plan, _ = plan_of(Choice(1), with_layout(profile, [4, 3]), 4)
+    plan, _ = plan_of(Choice(1), profile.with_layout([4, 3]), 4)
     assert plan.options()["pipeline-model-parallel-layout"] == "Et*3|tmL"
     assert accept(plan.command(), 4).mtp_num_layers == 1
     early = [Part(0, 2, embedding=True), Part(2, 2, mtp=1), Part(4, 0), Part(4, 0, loss=True)]

@@ -16,7 +16,6 @@ from optpipe_sim.errors import InvalidSchedule, OptPipeError
 from optpipe_sim.frameworks import torchtitan, torchtitan_search
 from optpipe_sim.frameworks.nearest import replay_unlimited
 from optpipe_sim.frameworks.torch_csv import from_torch_csv, torch_csv
-from optpipe_sim.profile.layout import with_layout
 from optpipe_sim.solvers.options import SolveOptions
 
 STAGE = {
@@ -128,7 +127,7 @@ def test_uneven_layouts_name_their_modules_and_what_cannot_be_built_is_refused()
     item = {"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 10}
     names = ["embedding", *["layer"] * 3, "mtp", "head"]
     further = load_profile({"devices": 2, "items": [{**item, "name": name} for name in names]})
-    layout = with_layout(further, [3, 3])
+    layout = further.with_layout([3, 3])
     with pytest.raises(OptPipeError, match="stage 1: has layers that predict further tokens"):
         torchtitan.options(build("1f1b", layout, 2), layout, None)
 

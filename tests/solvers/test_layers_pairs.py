@@ -11,9 +11,10 @@ import pytest
 from optpipe_sim import build, load_profile, simulate
 from optpipe_sim.frameworks.megatron.best_plan import best
 from optpipe_sim.profile import CostProfile
-from optpipe_sim.profile.layout import counts_of, one_by_one, with_layout
+from optpipe_sim.profile.items import deal_items
+from optpipe_sim.profile.layout import counts_of, one_by_one
 from optpipe_sim.solvers.layers.bound import layout_bound
-from optpipe_sim.solvers.layers.moved import balanced, device_work, moves, solve_layers
+from optpipe_sim.solvers.layers.moved import device_work, moves, solve_layers
 
 # Without pairs a layer with experts takes longer than a dense one, 40 against 30; in a pair, which hides its exchange, less: 24.
 DENSE = {
@@ -47,7 +48,7 @@ def _ns(profile: CostProfile, pairs: str) -> int:
 def test_the_better_partition_is_another_with_pairs() -> None:
     """As Tessera (OSDI 2026) reports: of two partitions one is faster without overlap, the other with it."""
     profile = _profile({})
-    a, b = (with_layout(profile, counts) for counts in (A, B))
+    a, b = (profile.with_layout(counts) for counts in (A, B))
     assert _ns(a, "no") < 0.9 * _ns(b, "no")
     assert _ns(b, "yes") < 0.9 * _ns(a, "yes")
 
@@ -70,10 +71,12 @@ def test_a_balanced_layout_is_balanced_in_what_runs() -> None:
             busy[stage % 2] += sum(one.paired_ns if pairs else one.cost.work_ns for one in run)
         return max(busy)
 
-    apart, paired = (balanced(profile, pairs) for pairs in (False, True))
+    apart, paired = (
+        deal_items(profile.items, profile.placement, pairs=pairs) for pairs in (False, True)
+    )
     assert busiest(apart, False) < busiest(paired, False)
     assert busiest(paired, True) < busiest(apart, True)
-    assert max(device_work(with_layout(profile, apart))) == busiest(apart, False)
+    assert max(device_work(profile.with_layout(apart))) == busiest(apart, False)
 
 
 @pytest.mark.parametrize(("work", "wins"), [({"exchange": "plain"}, A), ({"pairs": "combined"}, B)])
@@ -85,10 +88,10 @@ def test_megatrons_best_plan_has_the_partition_that_wins(
     found = best(profile, 16, chunks=[2], recompute=False, seconds=20)
     assert found.choice.pairs is ("pairs" in work)
     pairs = "yes" if found.choice.pairs else "no"
-    assert found.trace.cost_ns <= 1.02 * _ns(with_layout(profile, wins), pairs)
+    assert found.trace.cost_ns <= 1.02 * _ns(profile.with_layout(wins), pairs)
     counts = [cost.layers or 0 for cost in found.trace.profile.stages]
     loser = next(one for one in (A, B) if one != wins)
-    assert found.trace.cost_ns < 0.9 * _ns(with_layout(profile, loser), pairs)
+    assert found.trace.cost_ns < 0.9 * _ns(profile.with_layout(loser), pairs)
     assert sum(counts) == len(profile.items)
 
 
@@ -114,7 +117,7 @@ def test_the_bound_of_all_layouts_holds_with_pairs(chunks: int) -> None:
     bound, _ = layout_bound(profile, 16, seconds=1.0)
     start = counts_of(profile)
     for counts in (start, *moves(start, profile), *([A, B] if chunks == 2 else [])):
-        layout = with_layout(profile, counts)
+        layout = profile.with_layout(counts)
         order = f"1f1b-i:chunks={chunks},pairs=yes"
         assert bound.ns <= simulate(build(order, layout, 16), layout).makespan_ns
     compute = sum(item.computing.cost.work_ns for item in profile.items)

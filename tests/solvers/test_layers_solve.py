@@ -19,11 +19,11 @@ from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.costs import estimate
 from optpipe_sim.errors import OptPipeError, ProfileError
 from optpipe_sim.profile import CostProfile
-from optpipe_sim.profile.items import EMBEDDING, HEAD, Item, even_counts
-from optpipe_sim.profile.layout import counts_of, with_layout
+from optpipe_sim.profile.items import EMBEDDING, HEAD, Item, deal_items, even_counts
+from optpipe_sim.profile.layout import counts_of
 from optpipe_sim.profile_io import load_profile, profile_to_json
 from optpipe_sim.solvers.layers.bound import Runs, layout_bound
-from optpipe_sim.solvers.layers.moved import balanced, device_work, moves, solve_layers
+from optpipe_sim.solvers.layers.moved import device_work, moves, solve_layers
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.stage_cost import RecomputeLevel, StageCost
 
@@ -34,7 +34,7 @@ def profile_of(
     """A profile with an even share of items on each stage."""
     blank = CostProfile("x", devices, (StageCost(1, 1, 0),) * (devices * chunks), chunks, placement)  # type: ignore[arg-type]
     made = replace(blank, items=tuple(items))
-    return replace(with_layout(made, even_counts(len(items), len(blank.stages))), **more)  # type: ignore[arg-type]
+    return replace(made.with_layout(even_counts(len(items), len(blank.stages))), **more)  # type: ignore[arg-type]
 
 
 @st.composite
@@ -70,7 +70,7 @@ def test_the_bound_of_all_layouts_is_no_more_than_that_of_any_and_than_any_sched
     limits = None if limit is None else (limit,) * p
     bound, counts = layout_bound(profile, m, objective, limits)
     for own in layouts(profile):
-        layout = with_layout(profile, own)
+        layout = profile.with_layout(own)
         if limit is None or max(layout.least_limits) <= limit:
             assert bound.ns <= lower_bound(layout, m, objective, limits).ns
             names = ("1f1b", "zb-h1") if chunks == 1 else ("adaoffload",)
@@ -119,7 +119,7 @@ def test_no_layout_has_a_faster_schedule_where_all_are_tried(case: Any) -> None:
     costs = {}
     for own in layouts(profile):
         with suppress(OptPipeError):
-            problem = make_problem(with_layout(profile, own), m, limit)
+            problem = make_problem(profile.with_layout(own), m, limit)
             costs[tuple(own)] = least_cost(problem, 200_000)
     found = solve_layers(profile, m, limit, time_limit=4, workers=1, chunks="own")
     assert found.result.objective_ns == min(filter(None, costs.values()))
@@ -133,10 +133,10 @@ def test_a_layer_goes_where_the_pipeline_starts_earlier() -> None:
     """One of 16 stages has a layer more; the first has it, where it costs least."""
     split = {"tp": 4, "dp": 2, "zero": 1}
     profile = estimate("llama3-70b", "h100", 64, **split, items=True, execution="ideal")
-    even = with_layout(profile, counts_of(profile))
+    even = profile.with_layout(counts_of(profile))
     bound, counts = layout_bound(profile, 64)
     assert counts == [7, *[5] * 15]  # with the embedding, and the head
-    assert bound.ns == lower_bound(with_layout(profile, counts), 64).ns
+    assert bound.ns == lower_bound(profile.with_layout(counts), 64).ns
     assert 0.05 < 1 - bound.ns / lower_bound(even, 64).ns < 0.08
 
 
@@ -144,9 +144,9 @@ def test_a_balanced_layout_has_less_work_on_its_busiest_device() -> None:
     model = [EMBED, *[LAYER] * 7, LOSS]
     for chunks, placement in ((1, "loop"), (2, "loop"), (2, "vee")):
         profile = profile_of(model, 2, chunks, placement)
-        counts = balanced(profile)
-        found = max(device_work(with_layout(profile, counts)))
-        least = min(max(device_work(with_layout(profile, own))) for own in layouts(profile))
+        counts = deal_items(profile.items, profile.placement)
+        found = max(device_work(profile.with_layout(counts)))
+        least = min(max(device_work(profile.with_layout(own))) for own in layouts(profile))
         assert found == least <= max(device_work(profile))
 
 
@@ -159,7 +159,7 @@ def test_moves_keep_the_items_and_every_stage() -> None:
 def test_stages_of_layers_are_those_of_an_estimate() -> None:
     for name, options in (("qwen3-8b", {}), ("deepseek-v3", {"dp": 8, "ep": 8, "zero": 1})):
         whole = estimate(name, "h100", 8, levels=True, items=True, **options)
-        made = with_layout(whole, counts_of(whole))
+        made = whole.with_layout(counts_of(whole))
         for ours, theirs in zip(made.stages, whole.stages, strict=True):
             for key in ("t_f_ns", "t_b_ns", "t_w_ns", "t_offload_ns"):
                 assert getattr(ours, key) == pytest.approx(getattr(theirs, key), abs=16), key

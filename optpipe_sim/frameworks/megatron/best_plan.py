@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from ...errors import OptPipeError, OutOfMemory
 from ...profile import CostProfile
-from ...profile.items import StageMaker
-from ...profile.layout import counts_of, with_layout
+from ...profile.items import StageMaker, deal_items
+from ...profile.layout import counts_of
 from ...schedule import Schedule
 from ...solvers.layers.bound import layout_bound
-from ...solvers.layers.moved import balanced, device_work, moves
+from ...solvers.layers.moved import device_work, moves
 from ...trace import Trace
 from ...units import format_size
 from ..nearest import replay_unlimited
@@ -217,7 +217,7 @@ def _climb(
 
     def at(counts: Sequence[int]) -> Tried | None:
         try:
-            layout = with_layout(own, counts, maker=maker)
+            layout = own.with_layout(counts, maker=maker)
             return replayed(
                 start.choice, start.choice.build(layout, microbatches), layout, objective
             )
@@ -226,8 +226,8 @@ def _climb(
 
     limits = profile.memory_limit
     _, suggested = layout_bound(own, microbatches, objective or own.objective, limits, 1.0)
-    suggestions = [counts_of(own), suggested or balanced(own)]
-    suggestions += [balanced(own, pairs=True)] if start.choice.pairs else []
+    suggestions = [counts_of(own), suggested or deal_items(own.items, own.placement)]
+    suggestions += [deal_items(own.items, own.placement, pairs=True)] if start.choice.pairs else []
     firsts = filter(None, map(at, suggestions))
     best = min(firsts, key=lambda one: one.key, default=None)
     if best is None:

@@ -18,10 +18,11 @@ from ...costs import load_model
 from ...costs.estimating import Source
 from ...costs.layer import layer
 from ...costs.models import Model
-from ...costs.parallelism import check_work, split_layers
+from ...costs.parallelism import check_work
 from ...costs.roofline import head_gemm
 from ...costs.work import Work
 from ...errors import OptPipeError
+from ...profile.dealing import deal_layers
 from .recompute import LAYER, part
 from .sliced import SlicedAttention, attend, current, first_token
 from .split import batched
@@ -243,11 +244,11 @@ def torch_dtype(name: str) -> torch.dtype:
 def layer_counts(
     model: Model, stages: int, *, seq: int, layers: Sequence[int] | None = None
 ) -> list[int]:
-    """Return the layers per stage: `layers`, checked, or balanced by `costs.parallelism.split_layers`.
+    """Return the layers per stage: `layers`, checked, or balanced by `deal_layers`.
 
     That is the rule of ``estimate`` too; there a layer counts by its time on a machine, here by its FLOPs, as
     no machine is known. For the very same cut give the ``layers_per_stage`` in the
-    profile's meta.
+    profile's meta; with several stages per device it needs these.
 
     Raises:
         OptPipeError: where they do not add up, or there are too many stages.
@@ -267,7 +268,8 @@ def layer_counts(
         float(sum(layer(model, model.is_dense(at), work).flops(op) for op in "FBW"))
         for at in range(model.layers)
     ]
-    return split_layers(each, 0.0, 3.0 * head_gemm(model, work).flops, stages, model.name)
+    head = 3.0 * head_gemm(model, work).flops
+    return list(deal_layers(tuple(each), 0.0, head, tuple(range(stages)), model.name))
 
 
 class Decoder(nn.Module):

@@ -21,9 +21,9 @@ from ...bounds.bounds import Bound, naive, with_pairs
 from ...bounds.device.best_first import NEVER
 from ...errors import OptPipeError, OutOfMemory, ProfileError
 from ...profile import CostProfile
-from ...profile.items import StageMaker, even_counts, layout_words
+from ...profile.items import StageMaker, deal_items, even_counts, layout_words
 from ...profile.iteration import iteration_ns
-from ...profile.layout import counts_of, one_by_one, with_layout
+from ...profile.layout import counts_of, one_by_one
 from ...schedule import Schedule
 from ...schedule.shape import expand_placement
 from ...units import Size
@@ -202,10 +202,13 @@ class _Search:
         self, counts: Sequence[int], chunks: int, placement: tuple[int, ...]
     ) -> CostProfile:
         maker = self.makers.setdefault(chunks, StageMaker(self.profile.items, chunks))
-        return with_layout(self.profile, counts, chunks, placement, maker)
+        return self.profile.with_layout(counts, chunks, placement, maker)
 
     def _problem(self, layout: CostProfile) -> Problem:
         return problem_of(layout, self.microbatches, None, self.options)
+
+    def _dealt(self, one: CostProfile, pairs: bool = False) -> list[int]:
+        return deal_items(self.profile.items, one.placement, pairs=pairs)
 
     def _bounds(self, given: Sequence[CostProfile]) -> tuple[list[Bound], list[CostProfile]]:
         """Return, per shape, a bound for all of its layouts; and layouts that may be better than the
@@ -216,9 +219,11 @@ class _Search:
             bound, counts = layout_bound(one, self.microbatches, self.objective, None, share)
             bounds.append(bound)
             if bound.ns < NEVER and not self._done(bound):
-                found.append(self._layout(counts or balanced(one), one.chunks, one.placement))
+                counts = counts or self._dealt(one)
+                found.append(self._layout(counts, one.chunks, one.placement))
                 if np.any(one.pair_hidden):
-                    paired = self._layout(balanced(one, True), one.chunks, one.placement)
+                    counts = self._dealt(one, pairs=True)
+                    paired = self._layout(counts, one.chunks, one.placement)
                     found += [paired] if paired not in found else []
         return bounds, found
 
@@ -360,28 +365,3 @@ def device_work(layout: CostProfile, pairs: bool = False) -> list[int]:
     for device, cost, less in zip(layout.placement, layout.stages, hidden.tolist(), strict=True):
         busy[device] += cost.work_ns - less
     return busy
-
-
-def balanced(profile: CostProfile, pairs: bool = False) -> list[int]:
-    """Return a layout whose busiest device has little work: an even share, improved by moves of one item
-    while that reduces the load of the busiest devices. With `pairs` work is what items take as one op
-    (`Item.paired_ns`)."""
-    work = np.cumsum(
-        [0, *(item.paired_ns if pairs else item.cost.work_ns for item in profile.items)]
-    )
-    place = np.array(profile.placement)
-
-    def spread(counts: Sequence[int]) -> tuple[int, float]:
-        ends = np.cumsum(counts)
-        stages = work[ends] - work[ends - counts]
-        busy = np.bincount(place, stages, profile.devices)
-        return int(busy.max()), float((busy**2).sum())
-
-    best = even_counts(len(profile.items), len(profile.stages))
-    value = spread(best)
-    while True:
-        others = [_moved(best, a, b) for a, b in _pairs(best)]
-        found = min(((spread(other), other) for other in others), default=None)
-        if found is None or found[0] >= value:
-            return best
-        value, best = found
