@@ -2,8 +2,8 @@
 
     python -m experiments.experts.fit
 
-prints `expert_us` and `host_us` of ``costs/data/machines/h100-sxm-megatron.yaml``: the former is that at which one published run without overlap takes as long as
-measured, the latter that at which the same run with overlap does, as pairs; and `host_us` of ``gb200-megatron.yaml``, at which one run does. No other run is seen.
+prints `expert_us` and `host_us` of ``costs/data/machines/h100-sxm-megatron.yaml``, at which one published run takes as long as measured, without overlap and with
+it, as pairs; and `host_us` of ``gb200-megatron.yaml``, at which one run does. No other run is seen. What a dispatcher reaches of the network is published.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from optpipe_sim.costs.published import published
 
 from .task import iteration_ns, tflops
 
-CASE, BASE = "qwen3-30b, all-to-all", "h100-sxm"
+CASE, BASE, DISPATCHER = "qwen3-30b, all-to-all", "h100-sxm", "DeepEP, 32 ranks"
 
 
 def fit() -> tuple[float, float]:
@@ -32,8 +32,10 @@ def fit() -> tuple[float, float]:
         own = {**found, "run": {**found["run"], "machine": base.with_rates(rates)}}
         return float(iteration_ns(own, **changes) / 1e6 - measured[wanted])
 
-    expert_us = brentq(lambda value: off("without", value, 0.0), 0.0, 4000.0)
-    host_us = brentq(lambda value: off("with", expert_us, value, pairs="combined"), 5e3, 14e3)
+    expert_us = host_us = 0.0
+    for _ in range(4):  # a pair hardly depends on the former, so that this settles at once
+        host_us = brentq(lambda at, us=expert_us: off("with", us, at, pairs="combined"), 5e3, 14e3)
+        expert_us = brentq(lambda us, at=host_us: off("without", us, at), 0.0, 4000.0)
     return float(expert_us), float(host_us)
 
 
@@ -49,10 +51,20 @@ def fit_gb200() -> float:
     return float(brentq(off, 10e3, 60e3))
 
 
+def network_dispatch() -> float:
+    """Return what a dispatcher reaches of the network: as published over 32 ranks, less the tokens that stay in their node."""
+    found = next(one for one in published("dispatchers")["network"] if one["id"] == DISPATCHER)
+    away = 1 - 1 / found["nodes"]
+    both = found["gb_per_s"]
+    rate = 2 * away / (1 / both["dispatch"] + 1 / both["combine"])
+    return float(rate / load_machine(BASE).network_gb_per_s)
+
+
 def main() -> int:
     """Print the rates."""
     print("h100-sxm-megatron: expert_us {:.0f}, host_us {:.0f}".format(*fit()))
     print(f"gb200-megatron: host_us {fit_gb200():.0f}")
+    print(f"h100-sxm-megatron: network_dispatch {network_dispatch():.2f}")
     return 0
 
 

@@ -15,7 +15,7 @@ from optpipe_sim.sim import simulate
 from optpipe_sim.study.tasks import Row
 from optpipe_sim.trace import Trace
 
-VERSION = 2
+VERSION = 3
 OVERLAPPED = {"plain": "overlapped", "per-node": "per-node-overlapped"}
 
 

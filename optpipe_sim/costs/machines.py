@@ -37,6 +37,7 @@ class Rates:
         bandwidth: of the memory bandwidth, of kernels that only move data.
         collective: of the links' bandwidth, of collectives within a stage and a node.
         network_collective: of the network's bandwidth, of collectives that leave the node.
+        network_dispatch: the same of the exchange of tokens once per node; 0: as `network_collective`.
         all_to_all: of the links' bandwidth, of the exchange of tokens between experts in a node.
         p2p, p2p_network: of the links' and of the network's bandwidth, of messages between stages
             (point-to-point transfers use few of a node's links).
@@ -48,7 +49,8 @@ class Rates:
             kernel (many small launches, waiting for how many tokens each expert gets).
         expert_ms: of an iteration of a model with experts outside all ops, beside `fixed_ms`.
         host_us: what the host takes to issue the ops of one layer with experts, F and B together, that
-            no CUDA graph holds: no op and no pair takes less. 0: not known.
+            no CUDA graph holds: no op and no pair takes less, and a forward's routed experts, which are issued when it
+            is known how many tokens they get, take no less than their part of it. 0: not known.
         attention_backward: what a fused attention's backward kernel reaches, as a share of
             `attention`.
         attention_us: of one fused attention kernel, in addition to the time of its FLOPs.
@@ -82,6 +84,7 @@ class Rates:
     bandwidth: float
     collective: float = 0.5
     network_collective: float = 0.8
+    network_dispatch: float = 0.0
     all_to_all: float = 0.6
     p2p: float = 0.15
     p2p_network: float = 0.6
@@ -119,8 +122,9 @@ class Rates:
                 raise MachineError(
                     f"achieved.{entry.name}: must be at least 0, got {getattr(self, entry.name)}"
                 )
-        if self.gemm_fp8 > 1:
-            raise MachineError(f"achieved.gemm_fp8: must be from 0 to 1, got {self.gemm_fp8}")
+        for key in ("gemm_fp8", "network_dispatch"):
+            if getattr(self, key) > 1:
+                raise MachineError(f"achieved.{key}: must be from 0 to 1, got {getattr(self, key)}")
         if self.memory_factor <= 0 or self.overhead >= 1:
             raise MachineError("achieved: memory_factor must be above 0, overhead below 1")
 

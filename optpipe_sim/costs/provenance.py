@@ -136,7 +136,7 @@ def _used(model: Model, work: Work, rates: Rates) -> tuple[str, ...]:
         (
             "all_to_all",
             "expert_us",
-            *(key for key in ("expert_ms", "host_us") if getattr(rates, key)),
+            *(key for key in ("expert_ms", "host_us", "network_dispatch") if getattr(rates, key)),
         )
         if model.experts
         else ()

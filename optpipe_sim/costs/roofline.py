@@ -149,6 +149,8 @@ def op_time(layer: Layer, op: str, machine: Machine, model: Model, work: Work) -
         whole = time.total + exposed + launches
         whole += _compute_time(layer, "W", machine, work).total if op == "B" else 0.0
         launches += max(0.0, host_seconds(layer, op, machine, work) - whole)
+        if op == "F":
+            launches = max(launches, _late_experts(layer, machine, work))
     time = time._replace(messages=exposed, launches=launches)
     if op == "B" and layer.recompute == "full":
         return time.plus(op_time(unpaired(layer), "F", machine, model, work))
@@ -171,6 +173,16 @@ def host_seconds(layer: Layer, op: str, machine: Machine, work: Work) -> float:
     left = 1 - sum(GRAPHED[name] for name in work.cuda_graph_modules)
     shares = EXPERT_SHARE[op] * left + _issued_beside(layer, op, work) / KERNELS
     return machine.rates.host_us * 1e-6 * shares
+
+
+def _late_experts(layer: Layer, machine: Machine, work: Work) -> float:
+    """Return the seconds by which issuing the routed experts' forward takes longer than their kernels.
+
+    None of it is issued ahead: how many tokens each expert gets comes to the host first (Megatron-LM's device-host
+    sync in layers that drop no tokens). A backward knows it.
+    """
+    issuing = machine.rates.host_us * 1e-6 * EXPERT_SHARE["F"] * (1 - sum(GRAPHED.values()))
+    return max(0.0, issuing - experts_seconds(layer, "F", machine, work))
 
 
 def _issued_beside(layer: Layer, op: str, work: Work) -> int:
@@ -330,11 +342,12 @@ def message_seconds(message: Message, machine: Machine, model: Model, work: Work
     inside = min(ep, max(1, machine.devices_per_node // work.expert_tp))
     each = message.size / (ep - 1)  # to one of the others
     near = each * (inside - 1) / (machine.link_gb_per_s * 1e9 * rates.all_to_all)
-    apart = each * (ep - inside)
+    apart, share = each * (ep - inside), rates.network_collective
     if work.exchange.startswith("per-node") and ep > inside:
         nodes, chosen = ep / inside, model.experts_per_token
         apart *= (1 - (1 - 1 / nodes) ** chosen) * nodes / chosen
-    far = apart / (machine.network_gb_per_s * 1e9 * rates.network_collective)
+        share = rates.network_dispatch or share
+    far = apart / (machine.network_gb_per_s * 1e9 * share)
     return max(near, far) + latency
 
 

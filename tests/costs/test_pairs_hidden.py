@@ -11,14 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.experts.fit import fit, fit_gb200
+from experiments.experts.fit import fit, fit_gb200, network_dispatch
 from experiments.experts.task import tflops
+from experiments.nvidia_steps.task import exchanged_per_s, machine_at
+from experiments.nvidia_steps.task import run as history
 from optpipe_sim import build, load_profile, save_profile, simulate
 from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.layer import layer
 from optpipe_sim.costs.pairs import interference, slower
 from optpipe_sim.costs.published import published
-from optpipe_sim.costs.roofline import KERNELS, host_seconds
+from optpipe_sim.costs.roofline import (
+    KERNELS,
+    experts_seconds,
+    host_seconds,
+    message_seconds,
+    op_time,
+)
 from optpipe_sim.costs.work import GRAPHED, Work
 from optpipe_sim.errors import OptPipeError, ProfileError
 from optpipe_sim.frameworks.megatron.family import Choice, plan_of
@@ -317,7 +325,7 @@ def test_ops_wait_for_the_host_where_they_are_short() -> None:
     assert layer.t_f_ns == 20_000_000
     assert layer.t_b_ns + layer.t_w_ns == 40_000_000
     half = estimate(**run, items=True, cuda_graph_modules=["attn", "moe_router"]).items[1].cost
-    assert half.t_f_ns == 10_000_000
+    assert half.t_b_ns + half.t_w_ns == 20_000_000
     fast = estimate(**{**MOE, "machine": slow}, cuda_graphs=True, items=True).items[1].cost
     assert fast.t_f_ns < 10_000_000
     bound = estimate(**run, pairs="combined")
@@ -329,6 +337,60 @@ def test_ops_wait_for_the_host_where_they_are_short() -> None:
     )  # but behind a head, which keeps the device busy, it gets ahead
     dense = estimate("deepseek-v3", slow, 4, ep=8, dp=8, chunks=2, levels=False, items=True)
     assert dense.items[1].cost.t_f_ns < dense.items[5].cost.t_f_ns == 20_000_000
+
+
+def test_experts_of_a_forward_are_issued_when_their_tokens_are_counted() -> None:
+    """With the rest in graphs a forward takes its kernels, and what the host takes for the experts beyond theirs; a backward, issued ahead, its kernels alone."""
+    machine, model = load_machine("h100-sxm-megatron"), load_model("qwen3-30b-a3b")
+    machine = machine.with_rates(replace(machine.rates, expert_us=0, host_us=20e3))
+    work = replace(Work(1, 8192), ep=8, cuda_graph_modules=tuple(GRAPHED))
+    own = layer(model, False, work)
+    left = 20e-3 * (1 - sum(GRAPHED.values()))
+    kernels = {
+        op: op_time(own, op, machine, model, replace(work, cuda_graphs=True)) for op in "FBW"
+    }
+    assert (
+        sum(time.total for time in kernels.values())
+        > left
+        > 3 * experts_seconds(own, "F", machine, work)
+    )
+    for op in "FBW":
+        waits = left / 3 - experts_seconds(own, "F", machine, work) if op == "F" else 0.0
+        time = op_time(own, op, machine, model, work)
+        assert time.launches == pytest.approx(waits)
+        assert time.total == pytest.approx(kernels[op].total + waits)
+
+
+def test_tokens_sent_once_per_node_go_at_what_dispatchers_reach() -> None:
+    """Over 32 ranks in 4 nodes 58 and 57 GB/s were measured of 50, a quarter of which stays in its node."""
+    machine, model = load_machine("h100-sxm-megatron"), load_model("qwen3-30b-a3b")
+    assert machine.rates.network_dispatch == round(network_dispatch(), 2)
+    assert network_dispatch() == pytest.approx(0.75 * 57.5 / 50, rel=1e-3)
+    slow = machine.with_rates(replace(machine.rates, network_dispatch=0.43))
+    for exchange, factor in (("plain", 1), ("per-node", 2)):
+        work = replace(Work(1, 4096), ep=32, exchange=exchange)
+        (one, _) = layer(model, False, work).messages
+        before, after = (message_seconds(one, each, model, work) for each in (machine, slow))
+        assert after == pytest.approx(factor * before)
+    with pytest.raises(OptPipeError, match=r"network_dispatch: must be from 0 to 1, got 1\.2"):
+        replace(machine.rates, network_dispatch=1.2)
+
+
+def test_the_history_of_a_run_on_gb200s() -> None:
+    """Every step that is estimated is a gain; the machine of the first is the one that was fitted to it."""
+    rows = history("gb200-megatron")
+    assert [row["step"] for row in rows] == list(range(1, 14))
+    first, *others = (row for row in rows if "estimated" in row)
+    assert first["estimated"] == pytest.approx(first["measured"], rel=1e-3)
+    assert all(0 < row["estimated_gain"] < 0.25 for row in others)
+    assert all(row["kernels"] > row["estimated"] for row in others)
+    assert all(bool(row.get("unknown")) == ("estimated" not in row) for row in rows)
+    # one copy of a token to each of two ranks, its own among them, of which the other one gets half
+    pair = {"ranks": 2, "topk": 64, "gb_per_s": {"dispatch": 100, "combine": 50}}
+    assert exchanged_per_s(pair) == pytest.approx(2e9 / (1 / 100 + 1 / 50) * 32 / 2)
+    rates = machine_at(load_machine("gb200"), 1e4, "HybridEP").rates
+    assert rates.host_us == 1e4
+    assert 0.5 < rates.all_to_all < 0.6
 
 
 @pytest.mark.parametrize(
