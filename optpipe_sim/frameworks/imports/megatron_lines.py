@@ -166,29 +166,6 @@ class Reader:
             self.runs[-1].blocks[-1].names.append(timer)
 
 
-# what other trainers log, and the words for it in an answer
-_OTHERS = (
-    (
-        re.compile(r"step:\s*\d+ .*memory:.*tps:\s*([\d,]+)"),
-        "a log of torchtitan, in which a GPU has {} tokens/s; give --measured-tokens-per-s, that times the GPUs,"
-        " and the run's options",
-    ),
-    (
-        re.compile(r"train_step_timing in s: (\d+(?:\.\d+)?)"),
-        "a log of NeMo, whose steps take {} s; give --measured-ms, a thousand times that, and the run's options",
-    ),
-)
-
-
-def of_another(text: str) -> str:
-    """Return what a log says that is not Megatron-LM's, in words; empty: it is of no trainer known here."""
-    for pattern, words in _OTHERS:
-        if found := pattern.findall(text):
-            times = sorted(found[1:] or found, key=lambda one: float(one.replace(",", "")))
-            return words.format(times[len(times) // 2])  # the first step warms up
-    return ""
-
-
 def read_lines(text: str) -> list[Log]:
     """Return the runs of a log that have timers or arguments, the last one last."""
     reader = Reader()

@@ -25,8 +25,9 @@ from ...sim import simulate
 from ...stage_cost import StageCost
 from ...units import format_sizes
 from ..megatron.layout import layers_in
-from .megatron_lines import LAST, SLOWEST, WANTED, Block, Log, of_another, read_lines
+from .megatron_lines import LAST, SLOWEST, WANTED, Block, Log, read_lines
 from .megatron_options import described
+from .other_logs import trainer_of
 
 Path = str | os.PathLike[str]
 _SIZES = (
@@ -92,8 +93,10 @@ def read_log(path: Path, name: str = "megatron-log") -> LogProfile:
     log = timed[-1] if timed else runs[-1]
     missing = [timer for timer in WANTED if not log.has(timer)]
     if missing:
-        if not log.arguments and (other := of_another(text)):
-            raise OptPipeError(f"{path}: no timer {missing[0]}: {other}, to evaluate")
+        if not log.arguments and (other := trainer_of(text)):
+            raise OptPipeError(
+                f"{path}: no timer {missing[0]}: a log of {other}, whose steps evaluate --log reads"
+            )
         raise OptPipeError(
             f"{path}: no timer {missing[0]}; a run logs it with --timing-log-level 2 (and, for each"
             " rank, --timing-log-option all); evaluate --log reads logs without timers"

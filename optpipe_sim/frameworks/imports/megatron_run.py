@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import median
 
@@ -16,7 +15,8 @@ from ...costs.models import Model
 from ...errors import OptPipeError
 from ...files import read_log_text
 from ..megatron.layout import layers_in
-from .megatron_lines import Log, of_another, read_lines
+from .logged_run import LoggedRun
+from .megatron_lines import Log, read_lines
 from .megatron_log import batch_of, layers_of, steady
 from .megatron_options import beside, kernels, recomputation, sizes
 
@@ -30,37 +30,17 @@ _COMPARED = {
 }
 
 
-@dataclass(frozen=True)
-class MegatronRun:
-    """What a log says of a run.
-
-    Attributes:
-        options: of `evaluate`, by name; an empty text for a flag.
-        iteration_ns: the median of the iterations that count, `iterations` of them. `peak_bytes`: of the
-            fullest rank;
-            None: the log has no lines of memory.
-        notes: what the options cannot say of the run, in sentences.
-    """
-
-    options: dict[str, str] = field(default_factory=dict)
-    iteration_ns: int = 0
-    iterations: int = 0
-    peak_bytes: int | None = None
-    notes: tuple[str, ...] = ()
-
-
-def read_run(path: Path) -> MegatronRun:
-    """Read the last run in a log that has iterations.
+def run_of(log: Log, path: Path) -> LoggedRun:
+    """Return what the arguments and the iterations of a run say.
 
     Raises:
         OptPipeError: names the file and what is missing in it.
     """
-    log = _last(path)
     for key in _NEEDED:
         if log.number(key, 0) < 1:
-            what = "" if log.arguments else _instead(log, path)
             raise OptPipeError(
-                f"{path}: no argument {key}; expected the arguments that Megatron-LM prints when it starts{what}"
+                f"{path}: no argument {key}; expected the arguments that Megatron-LM prints when it starts, or steps of"
+                " torchtitan or NeMo"
             )
     timed = [one for one in log.blocks if one.elapsed_ms is not None][1:]
     if not timed:
@@ -84,24 +64,10 @@ def read_run(path: Path) -> MegatronRun:
     if peak is None:
         notes.append("peak memory: the log has no lines of memory")
     taken = median(one.elapsed_ms or 0.0 for one in same)
-    return MegatronRun(options, round(taken * 1e6), len(same), peak, tuple(notes))
+    return LoggedRun(options, round(taken * 1e6), len(same), peak_bytes=peak, notes=tuple(notes))
 
 
-def _instead(log: Log, path: Path) -> str:
-    """Return what to give in place of a log that has no arguments, as a clause; empty: nothing is known of it."""
-    timed = [one.elapsed_ms for one in log.blocks if one.elapsed_ms is not None]
-    if not timed:
-        other = of_another(read_log_text(path))
-        return other and f"; this is {other}"
-    peak = max((most for _, most in log.memory.values()), default=None)
-    memory = f" --measured-gib {peak / 2**30:.2f}" if peak else ""
-    return (
-        "; without them give the run's options in place of --log, and what its lines say: --measured-ms"
-        f" {median(timed[1:] or timed):.1f}{memory}"
-    )
-
-
-def _last(path: Path) -> Log:
+def last_run(path: Path) -> Log:
     """Return the last run in a log that has iterations, or else the last one."""
     state = os.stat(path) if os.path.exists(path) else None
     return _read(os.fspath(path), state and (state.st_mtime_ns, state.st_size))
@@ -118,7 +84,7 @@ def _read(path: str, state: tuple[int, int] | None) -> Log:
 def differs(model: Model, path: Path) -> str | None:
     """Return how a model differs from that of a log's arguments, in words; None where it does not, or
     the log does not describe one."""
-    log = _last(path)
+    log = last_run(path)
     if not describes_model(log.arguments):
         return None
     for ours, theirs in _COMPARED.items():

@@ -113,6 +113,17 @@ def imports() -> list[Row]:
             ("line 1: resourceSpans: missing", "[" * 5000),
         )
     ]  # fmt: skip
+    titan = "step: {}  loss: 6.3  grad_norm: 1.6  memory: 65.45GiB(82.14%)  tps: 745  tflops: 358.77  mfu: 36.71%\n"
+    steps = {"r.log": titan.format(1) + titan.format(2)}
+    nemo = {"r.log": "global_batch_size: 8 | train_step_timing in s: 9.1\n" * 3}
+    rows += [
+        Row(EVALUATE, "a log of torchtitan does not say --model, --gpus, --pp, --tp, --microbatch, --global-batch, --seq; give it beside", steps),
+        Row(f"{EVALUATE} --model m.yaml --gpus 8 --pp 4", "a log of NeMo does not say --tp, --microbatch, --seq; give it", nemo),
+        Row(f"{EVALUATE} --model m.yaml --gpus eight --pp 4 --tp 1 --mbs 1 -m 4 --seq 64", "--gpus: must be a whole number", steps),
+        Row(EVALUATE, "r.log: no two logged steps; the first, which warms up", {"r.log": titan.format(1)}),
+        Row("import r.log --from megatron-log", "a log of torchtitan, whose steps evaluate --log reads", steps),
+        Row(EVALUATE, "as Megatron-Bridge's) does not say --model, --gpus", {"r.log": log().partition("end of arguments")[2]}),
+    ]  # fmt: skip
     rows += [
         Row("export 1f1b p.yaml -m 4 --format graph-trainer", "several stages per rank"),
         Row("export 1f1b-i p.yaml -m 4 --format graph-trainer", "has no level"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ from .family import told_to
 if TYPE_CHECKING:
     from ....costs.advise.evaluate import Evaluation
     from ....costs.models import Model
-    from ....frameworks.imports.megatron_run import MegatronRun
+    from ....frameworks.imports.logged_run import LoggedRun
     from ...outputs.show import Out
 
 EXAMPLE = (
@@ -38,6 +39,7 @@ EXAMPLE = (
     " --measured-ms 9500 --measured-gib 66"
 )
 SUMMARY = "predict the configuration that you run today, beside what you measured"
+SAME = 0.02  # of the parameters: what a padded vocabulary adds
 _CHOSEN = ("seq", "slices", "slice_by")  # of `Work`: given by name here, or no part of a run today
 
 
@@ -47,8 +49,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--log",
         dest="run_log",
         metavar="F.log",
-        help="take options, measurements and the model from this log of Megatron-LM. What you give beside it, as"
-        " --model, goes first",
+        help="take options and measurements from this log of Megatron-LM (the model, too), torchtitan or NeMo. What you"
+        " give beside it, as --model, goes first; what it does not say is asked for",
     )
     add_model(parser)
     add_machine(parser)
@@ -116,24 +118,47 @@ def expanded(words: Sequence[str]) -> list[str]:
     path = next((word.partition("=")[2] for word in words if word.startswith("--log=")), path)
     if not path or path.startswith("--"):
         return list(words)
-    from ....frameworks.imports.megatron_run import read_run
+    from ....frameworks.imports.runs import read_run
 
     found = read_run(path)
     given = {word.partition("=")[0] for word in words}
+    given |= {"--global-batch"} if given & {"-m", "--microbatches"} else set()
+    unsaid = [option for option in found.needed if option not in given]
+    if unsaid:
+        raise OptPipeError(
+            f"{path}: a log of {found.trainer} does not say {', '.join(unsaid)}; give it beside --log"
+        )
     said = dict(found.options)
     if given & {"--pp", "--chunks"}:  # its layers and groups are those of its own stages
         said.pop("--layers", None)
         said.pop("--schedule", None)
     if given & {"-m", "--microbatches"}:
-        said.pop("--global-batch")
+        said.pop("--global-batch", None)
     if not given & {"--measured-ms", "--measured-tokens-per-s"}:
-        said["--measured-ms"] = f"{found.iteration_ns / 1e6:.1f}"
+        said |= _measured_in(found, words)
     if found.peak_bytes is not None and "--measured-gib" not in given:
         said["--measured-gib"] = f"{found.peak_bytes / 2**30:.2f}"
-    if "--model" not in given:
+    if found.complete and "--model" not in given:
         said["--model"] = path
     flat = [word for option, value in said.items() for word in (option, value) if word]
     return [words[0], *flat, *words[1:]]
+
+
+def _measured_in(found: LoggedRun, words: Sequence[str]) -> dict[str, str]:
+    """Return what a log has measured, as an option: tokens per second of one GPU times those that are given or
+    logged."""
+    if found.tokens_per_s is None:
+        return {"--measured-ms": f"{(found.iteration_ns or 0) / 1e6:.1f}"}
+    options = dict(found.options)
+    for word, value in pairwise([*words, ""]):
+        name, equals, joined = word.partition("=")
+        options |= {name: joined if equals else value} if name == "--gpus" else {}
+    gpus = options["--gpus"]
+    return (
+        {"--measured-tokens-per-s": f"{found.tokens_per_s * int(gpus):.1f}"}
+        if gpus.isdecimal()
+        else {}
+    )
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
@@ -179,8 +204,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     if arguments.measured_tokens_per_s and found.time_ratio:
         require_tokens(time, arguments.measured_tokens_per_s, found.time_ratio, arguments.gpus)
     files = _write(arguments, found)
-    # a run of Megatron-LM goes on there
-    hints = found.hints(check=partial(told_to, "megatron" if logged else None))
+    # the run goes on with its trainer
+    family = None if logged is None else logged.family
+    hints = found.hints(check=partial(told_to, family))
     log = (
         {} if logged is None else {"log": {"options": logged.options, "notes": list(logged.notes)}}
     )
@@ -193,11 +219,11 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
     show_hints(out, hints)
     written(out, files)
-    _next(out, arguments)
+    _next(out, arguments, family)
     return DONE if found.row.trace.fits else NO
 
 
-def _logged(arguments: argparse.Namespace, model: Model) -> MegatronRun | None:
+def _logged(arguments: argparse.Namespace, model: Model) -> LoggedRun | None:
     """Return what ``--log`` says; None without it.
 
     Raises:
@@ -205,12 +231,21 @@ def _logged(arguments: argparse.Namespace, model: Model) -> MegatronRun | None:
     """
     if arguments.run_log is None:
         return None
-    from ....frameworks.imports.megatron_run import differs, read_run
+    from ....costs.models import parameters
+    from ....frameworks.imports.megatron_run import differs
+    from ....frameworks.imports.runs import read_run
+    from ....units import format_parameters
 
     other = differs(model, arguments.run_log)
     if other is not None:
         raise OptPipeError(f"--model {arguments.model}: has {other}: {arguments.run_log}")
-    return read_run(arguments.run_log)
+    found = read_run(arguments.run_log)
+    ours = parameters(model)
+    if found.parameters is None or abs(found.parameters / ours - 1) < SAME:
+        return found
+    sizes = map(format_parameters, (found.parameters, ours))
+    note = "parameters: {} in the log, {} of --model: is it the model of the run?".format(*sizes)
+    return replace(found, notes=(*found.notes, note))
 
 
 def _sequences(arguments: argparse.Namespace) -> int:
@@ -341,12 +376,12 @@ _SAID = (
 )  # fmt: skip
 
 
-def _changed(arguments: argparse.Namespace, logged: MegatronRun) -> list[str]:
+def _changed(arguments: argparse.Namespace, logged: LoggedRun) -> list[str]:
     """Return the options that were given beside a log that has other values of them."""
     parser = arguments.parsers["evaluate"]
     found = []
     for option in (word.partition("=")[0] for word in arguments.words):
-        if option not in _SAID:
+        if option not in (_SAID if logged.complete else logged.options):
             continue
         action = parser._option_string_actions[option]
         said = logged.options.get(option, action.default)
@@ -356,15 +391,16 @@ def _changed(arguments: argparse.Namespace, logged: MegatronRun) -> list[str]:
     return found
 
 
-def _show_log(out: Out, arguments: argparse.Namespace, logged: MegatronRun) -> None:
+def _show_log(out: Out, arguments: argparse.Namespace, logged: LoggedRun) -> None:
     """Print the options that the log stands for, and what it has that these cannot say."""
     from ....units import counted
     from ...outputs.show import labelled, line
 
     words = [word for option, value in logged.options.items() for word in (option, value) if word]
     labelled(out, f"read from {arguments.run_log}", shlex.join(words))
-    text = f"median of {counted(logged.iterations, 'iteration')}"
-    labelled(out, "measured", f"{text}, those with the last global batch size, without the first")
+    text = f"median of {counted(logged.iterations, 'logged iteration')}, without the first"
+    text += ", those with the last global batch size" if logged.complete else ""
+    labelled(out, "measured", text)
     if changed := _changed(arguments, logged):
         out.print(
             f"warning: what was measured ran otherwise: {', '.join(changed)}; it says nothing of this run",
@@ -374,7 +410,7 @@ def _show_log(out: Out, arguments: argparse.Namespace, logged: MegatronRun) -> N
         line(out, "not read", note)
 
 
-def _next(out: Out, arguments: argparse.Namespace) -> None:
+def _next(out: Out, arguments: argparse.Namespace, family: str | None) -> None:
     """Print the next commands, with the measured numbers if there are any."""
     from ...outputs.show import hint, program
 
@@ -392,5 +428,5 @@ def _next(out: Out, arguments: argparse.Namespace) -> None:
     words += as_words(arguments, Work, AS_RUN)
     words += ["--execution", arguments.execution] if arguments.execution else []
     words += ["--calibrate", file] if file else []
-    words += ["--family", "megatron"] if arguments.run_log else []
+    words += ["--family", family] if family else []
     hint(out, f"{program()} {shlex.join(words)}", code=True)
