@@ -26,6 +26,7 @@ from optpipe_sim.costs.provenance import iteration_ns
 from optpipe_sim.costs.published import published
 
 from .kernels import reached
+from .microbatches import fit_launches
 from .run import Estimated, estimated, measured_ns
 
 MACHINE, SOURCE = "b200-sxm", "simumax"
@@ -192,6 +193,7 @@ def main() -> int:
     for source, share in fit_fp8_h100().items():
         print("fp8 on H100s, all sources" if source is None else f"without {source}", share)
     print("GEMMs in fp8 on GB200s", fit_fp8())
+    print("a launch that blocks, us", fit_launches())
     return 0
 
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from optpipe_sim.costs.doubt import FEATURES, OFFLOADING, POOR, Compared
 from optpipe_sim.costs.machine_files import machine_names
 
+from .sweep import Sweep
+
 NEAR_TIME, NEAR_GIB = 0.01, 0.1  # published differences below these are noise
 HOW = {
     "check": "",
@@ -19,7 +21,10 @@ HOW = {
 
 
 def report_text(
-    rows: Sequence[Compared], data: Mapping[str, Any], reached: Sequence[Mapping[str, Any]]
+    rows: Sequence[Compared],
+    data: Mapping[str, Any],
+    reached: Sequence[Mapping[str, Any]],
+    sizes: Sequence[Sweep],
 ) -> str:
     """``costs_runs.md``."""
     lines = [
@@ -75,6 +80,16 @@ def report_text(
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
         *map(_kernels, reached),
         "",
+        "## Which size of microbatches is fastest",
+        "",
+        "One layout with microbatches of several sizes, the iteration's sequences the same. Estimated once without what the source states of its trainer (launches"
+        " that block, gradients that kernels of their own add up; see `--launch-blocking` and `--gradient-sums`), once with it. No rate was fitted to these runs;"
+        " `launch_us` is what the source's own comparison says, on 80 GPUs, which is not among them.",
+        "",
+        "| layout | fastest of | as measured | estimated | that took longer by | estimated as stated | that took longer by | largest error of a time |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+        *map(_sweep, sizes),
+        "",
         "## Arms of one run",
         "",
         "What a choice changes, against the first arm of the same run: published, and estimated.",
@@ -106,6 +121,15 @@ def report_text(
         known = " ".join(source["known"].split())
         lines.append(f"- {source['title']} ({source['where']}). {known}")
     return "\n".join(lines) + "\n"
+
+
+def _sweep(one: Sweep) -> str:
+    found = " | ".join(
+        f"{one.best(seconds)} | {one.regret(seconds):.1%}" for seconds in (one.unstated, one.stated)
+    )
+    errors = [one.stated[size] / one.measured[size] - 1 for size in one.measured]
+    sizes = ", ".join(map(str, one.measured))
+    return f"| {one.name} | {sizes} | {one.best(one.measured)} | {found} | {max(errors, key=abs):+.1%} |"
 
 
 def _kernels(row: Mapping[str, Any]) -> str:

@@ -4,8 +4,8 @@
 
 estimates every run of ``costs/data/published/runs.yaml``, adds the held-out rows of
 ``results/costs_cells.csv``, and writes ``costs_runs.csv``, ``.md`` and ``.png``, and the
-errors that estimates report, ``optpipe_sim/costs/data/compared/runs.yaml``; and ``costs_kernels.csv``, what the kernels of one
-source reach.
+errors that estimates report, ``optpipe_sim/costs/data/compared/runs.yaml``; ``costs_kernels.csv``, what the kernels of one
+source reach; and ``costs_microbatches.csv``, which size of microbatches is fastest.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ _WORK = (
     "accumulate_grads_in_fp32",
     "weights_in_fp32",
     "loss_fusion",
+    "gradient_sums",
+    "launch_blocking",
     "overlap",
 )
 
@@ -158,6 +160,8 @@ def _features(
         exchange=row.get("exchange", "plain"),
         sequence_parallel=row.get("sequence_parallel", True),
         cuda_graphs=row.get("cuda_graphs", False),
+        gradient_sums=row.get("gradient_sums", "fused"),
+        launch_blocking=row.get("launch_blocking", False),
         overlap=tuple(row.get("overlap", ())),
     )
     return features(model, machine, layout, work)
@@ -275,18 +279,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--results", default="results", help="default: %(default)s")
     given = parser.parse_args(arguments)
-    from .kernels import kernels  # which estimates runs as this module does
+    from .kernels import kernels  # which estimate runs as this module does
+    from .microbatches import sweeps, table
 
     data = published("runs")
     results = Path(given.results)
     inside = Path(str(files("optpipe_sim.costs") / "data" / "compared" / "runs.yaml"))
     try:
         rows = [*compare(), *held_out(results / "costs_cells.csv")]
-        reached = list(kernels())
+        reached, sizes = list(kernels()), list(sweeps())
         print(write_text(inside, data_text(rows, data["records"])))
         print(write_text(results / "costs_runs.csv", table_text(rows)))
-        print(write_text(results / "costs_runs.md", report_text(rows, data, reached)))
+        print(write_text(results / "costs_runs.md", report_text(rows, data, reached, sizes)))
         print(write_text(results / "costs_kernels.csv", plain_table(reached)))
+        print(write_text(results / "costs_microbatches.csv", plain_table(list(table(sizes)))))
         print(save(draw(rows), results / "costs_runs.png"))
     except (OptPipeError, OSError) as error:
         print(error, file=sys.stderr)

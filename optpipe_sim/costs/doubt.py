@@ -157,6 +157,8 @@ FEATURES: Mapping[str, Callable[[Model, Machine, Layout, Work], bool]] = {
     "experts without CUDA graphs": lambda model, machine, layout, work: (
         model.experts > 0 and not work.cuda_graphs and not work.cuda_graph_modules
     ),
+    "gradients summed up apart": lambda model, machine, layout, work: work.gradient_sums != "fused",
+    "blocking launches": lambda model, machine, layout, work: work.launch_blocking,
     "no sequence parallelism": lambda model, machine, layout, work: (
         layout.tp > 1 and not work.sequence_parallel
     ),

@@ -34,6 +34,7 @@ from .parallelism import (
     stage_kinds,
     stage_layers,
     static_bytes,
+    sum_seconds,
     zero_seconds,
 )
 from .provenance import iteration_facts, provenance
@@ -411,6 +412,8 @@ class _Plan:
             excess = max(-logits, head_working_set(self.machine, self.model, self.work) - most)
         if first and last and self.model.tied:
             count[0] -= self.model.vocab * self.model.hidden // self.work.tp
+        moved = sum_seconds((count[0], count[1]), self.layout, self.machine, self.work)
+        times["W"] = times["W"].plus(OpTime(elementwise=moved))
         reserve = working + buffers + round(self.machine.rates.workspace_mib * 2**20)
         return _Parts(times, act, held, movable, (count[0], count[1]), reserve, excess)
 
@@ -423,7 +426,7 @@ class _Plan:
         }
         factor = self.machine.rates.memory_factor
         each = self.work.weight_bytes
-        static = static_bytes(weights, self.layout, each, self.work.gradient_bytes)
+        static = static_bytes(weights, self.layout, each, self.work.held_gradient_bytes)
         if self.layout.zero == 3:  # one layer's weights gathered, the next one's on the way
             static += 2 * max(sum(w) for w in self.weights.values()) * self.work.element
         kept = round(act * factor)

@@ -51,6 +51,7 @@ class Rates:
         host_us: what the host takes to issue the ops of one layer with experts, F and B together, that
             no CUDA graph holds: no op and no pair takes less, and a forward's routed experts, which are issued when it
             is known how many tokens they get, take no less than their part of it. 0: not known.
+        launch_us: from the end of a kernel to the start of the next one where launches block.
         attention_backward: what a fused attention's backward kernel reaches, as a share of
             `attention`.
         attention_us: of one fused attention kernel, in addition to the time of its FLOPs.
@@ -96,6 +97,7 @@ class Rates:
     expert_us: float = 4000.0
     expert_ms: float = 0.0
     host_us: float = 0.0
+    launch_us: float = 43.0
     attention_backward: float = 1.0
     attention_us: float = 0.0
     exposed_sums: float = 0.0

@@ -18,11 +18,13 @@ from .work import (
     DTYPES,
     EXCHANGES,
     GRADIENT_BYTES,
+    GRADIENT_SUMS,
     GRAPHED,
     LOSS_FUSIONS,
     OVERLAPS,
     PAIRS,
     Work,
+    hides,
     shares_heads,
 )
 
@@ -66,6 +68,14 @@ def optimizer_seconds(counts: tuple[int, int], layout: Layout, machine: Machine)
     for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
         total += count / (copies if layout.zero else 1) * machine.rates.update_bytes
     return total / machine.memory_rate
+
+
+def sum_seconds(counts: tuple[int, int], layout: Layout, machine: Machine, work: Work) -> float:
+    """Return the time that W of a microbatch takes to add up gradients where its GEMMs do not (`Work.gradient_sums`);
+    ZeRO 2 and 3 add up those of a device's part."""
+    both = zip(counts, (layout.copies, layout.expert_copies), strict=True)
+    held = sum(count / (copies if layout.zero >= 2 else 1) for count, copies in both)
+    return held * work.sum_bytes / machine.memory_rate
 
 
 def zero_seconds(
@@ -337,6 +347,20 @@ def check_work(model: Model, work: Work) -> None:
         raise OptPipeError(
             f"weights_in_fp32: needs dtype bf16 or fp16 with gradients in fp32, got {work.dtype}"
             f" with gradients of {work.gradient_bytes} bytes"
+        )
+    if work.gradient_sums not in GRADIENT_SUMS:
+        raise OptPipeError(
+            f"gradient_sums: expected {', '.join(GRADIENT_SUMS)}, got {work.gradient_sums!r}"
+        )
+    if work.gradient_sums == "cast" and work.gradient_bytes == work.element:
+        raise OptPipeError(
+            f"gradient_sums: cast needs gradients that are summed up in fp32, got {work.dtype} with gradients of"
+            f" {work.gradient_bytes} bytes; give apart"
+        )
+    if work.launch_blocking and hides(work):
+        raise OptPipeError(
+            "launch_blocking: nothing runs beside a kernel that is waited for; leave out cuda_graphs, cuda_graph_modules,"
+            " overlap, overlapped exchanges and pairs"
         )
     if work.loss_fusion not in ("", *LOSS_FUSIONS):
         raise OptPipeError(

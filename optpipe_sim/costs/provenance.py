@@ -30,7 +30,7 @@ _USED = (
     "memory_factor",
     "overhead",
 )
-_FORMATS = ("grad_reduce_in_bf16", "accumulate_grads_in_fp32", "weights_in_fp32")
+_FLAGS = ("grad_reduce_in_bf16", "accumulate_grads_in_fp32", "weights_in_fp32", "launch_blocking")
 _SHARES = ("expert_rank_capacity", "paged_stash")
 _ONCE = (
     "optimizer_ms",
@@ -119,9 +119,10 @@ def _work(work: Work, lengths: Sequence[int]) -> dict[str, Any]:
         **({"sequence_parallel": False} if work.tp > 1 and not work.sequence_parallel else {}),
         **({"cuda_graphs": True} if work.cuda_graphs else {}),
         **({"cuda_graph_modules": list(modules)} if (modules := work.cuda_graph_modules) else {}),
-        **{key: True for key in _FORMATS if getattr(work, key)},
+        **{key: True for key in _FLAGS if getattr(work, key)},
         **{key: value for key in _SHARES if (value := getattr(work, key))},
         **({"loss_fusion": work.loss_fusion} if work.loss_fusion else {}),
+        **({"gradient_sums": work.gradient_sums} if work.gradient_sums != "fused" else {}),
         **({"overlap": list(work.overlap)} if work.overlap else {}),
         **({"context": work.context} if work.cp > 1 and work.context != "ring" else {}),
         **({"slices": list(lengths)} if len(lengths) > 1 else {}),
@@ -143,7 +144,8 @@ def _used(model: Model, work: Work, rates: Rates) -> tuple[str, ...]:
     )
     times = tuple(key for key in ("fixed_ms", "op_us") if getattr(rates, key))
     fp8 = ("gemm_fp8",) if work.dtype == "fp8" and rates.gemm_fp8 else ()
-    return (*_USED, *experts, *times, *fp8)
+    blocking = ("launch_us",) if work.launch_blocking else ()
+    return (*_USED, *experts, *times, *fp8, *blocking)
 
 
 def sync_seconds(
@@ -265,10 +267,11 @@ def iteration_facts(
     return {
         "parameters_per_device": [sum(pair) for pair in pairs],
         "weights_bytes_per_device": [
-            static_bytes(pair, layout, work.weight_bytes, work.gradient_bytes) for pair in pairs
+            static_bytes(pair, layout, work.weight_bytes, work.held_gradient_bytes)
+            for pair in pairs
         ],
         "static_by_stage": [
-            list(static_parts(pair, layout, work.weight_bytes, work.gradient_bytes))
+            list(static_parts(pair, layout, work.weight_bytes, work.held_gradient_bytes))
             for pair in weights
         ],
         "optimizer_ms": _ms(max(optimizer_seconds(p, layout, machine) for p in pairs)),

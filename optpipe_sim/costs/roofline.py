@@ -21,13 +21,14 @@ from .work import GRADIENT_BYTES, GRAPHED, LOSS_FUSIONS, Message, Work
 
 TILE = 128
 KERNELS = 227  # of a layer with experts, F and B (published/launches.yaml)
+KERNELS_PER_GEMM = 3  # of other layers: for each GEMM two kernels that only move data or send it
 EXPERT_SHARE = {"F": 1 / 3, "B": 2 / 3}  # of `Rates.expert_us`
 _EXPERTS = ("experts in", "experts out")  # the linears of routed experts
 
 
 class OpTime(NamedTuple):
     """Seconds of one op by cause; `messages` is the exposed part, `launches` the time that layers with
-    experts spend outside kernels."""
+    experts, and all where launches block, spend outside kernels."""
 
     gemm: float = 0.0
     attention: float = 0.0
@@ -151,6 +152,8 @@ def op_time(layer: Layer, op: str, machine: Machine, model: Model, work: Work) -
         launches += max(0.0, host_seconds(layer, op, machine, work) - whole)
         if op == "F":
             launches = max(launches, _late_experts(layer, machine, work))
+    if work.launch_blocking:
+        launches += kernels(layer, op, work) * machine.rates.launch_us * 1e-6
     time = time._replace(messages=exposed, launches=launches)
     if op == "B" and layer.recompute == "full":
         return time.plus(op_time(unpaired(layer), "F", machine, model, work))
@@ -159,6 +162,24 @@ def op_time(layer: Layer, op: str, machine: Machine, model: Model, work: Work) -
             again = rerun(layer, MODULES[module])
             time = time.plus(op_time(again, "F", machine, model, work)) if again else time
     return time
+
+
+def kernels(layer: Layer, op: str, work: Work) -> int:
+    """Return about how many kernels F, B or W of a layer launches, what it recomputes left out.
+
+    Counted in Megatron-LM's GPT layers: 18 in F, where attention is not fused, and a few more in B. W: a GEMM for each
+    linear; sums of gradients that are apart take a kernel for each weight and bias, of which a linear has three
+    with those of the norms, and casts another.
+    """
+    linears = len(layer.gemms)
+    if op == "W":
+        sums = {"fused": 0, "apart": KERNELS_PER_GEMM, "cast": 2 * KERNELS_PER_GEMM}
+        return linears * (1 + sums[work.gradient_sums])
+    if any(gemm.name == "router" for gemm in layer.gemms):
+        return round(KERNELS * EXPERT_SHARE[op]) + _issued_beside(layer, op, work)
+    scores = len(layer.score_gemms) or int(layer.flash)
+    twice = op == "B" and not layer.flash  # a fused kernel makes all gradients of the attention
+    return KERNELS_PER_GEMM * (linears + scores * (1 + twice))
 
 
 def host_seconds(layer: Layer, op: str, machine: Machine, work: Work) -> float:

@@ -30,6 +30,10 @@ OVERLAPS = {
     "tp-comm": "tp-comm-overlap",
 }
 GRADIENT_BYTES = 4  # of a weight's gradient, summed up in fp32 unless the work has it in 16 bits
+# How the gradients of microbatches' weights are summed up: in the GEMM that makes them (Megatron-LM's default, where they are
+# in fp32); in a kernel of its own (torch's autograd; Megatron-LM without gradient accumulation fusion); in such a one after
+# another that casts them (DeepSpeed, runtime/bf16_optimizer.py, update_hp_grads: `hp_grad.add_(lp.grad.to(hp_grad.dtype))`).
+GRADIENT_SUMS = ("fused", "apart", "cast")
 # Bytes of one logit that the loss keeps for its backward pass. In fp32, overwritten with the softmax: 4.
 # Megatron-LM's native fusion (compiled functions, which copy what they change in place): one more of these.
 # TransformerEngine's: the logits, overwritten with their gradients.
@@ -146,6 +150,20 @@ class Work:
         "with --dtype fp16: gradients of weights are summed up, kept and reduced in fp32, not fp16",
         seldom=True,
     )
+    gradient_sums: str = option(
+        "fused",
+        "how gradients of weights are summed up: fused, in the GEMM that makes them; apart, in a kernel of its own, as"
+        " with Megatron-LM's --no-gradient-accumulation-fusion and in 16 bits; cast, and first copied to fp32, as"
+        " DeepSpeed's optimizer for bf16 does. The last two cost each microbatch the same, however small it is",
+        choices=GRADIENT_SUMS,
+        seldom=True,
+    )
+    launch_blocking: bool = option(
+        False,
+        "every kernel is waited for before the next one is launched, as with CUDA_LAUNCH_BLOCKING=1: small microbatches"
+        " pay; nothing overlaps",
+        seldom=True,
+    )
     weights_in_fp32: bool = option(
         False,
         "weights are kept in fp32 and cast for the GEMMs, as torchtitan does: 16 bytes per weight, not 18",
@@ -246,9 +264,33 @@ class Work:
         return 2 if narrow or self.grad_reduce_in_bf16 else GRADIENT_BYTES
 
     @property
+    def held_gradient_bytes(self) -> int:
+        """Bytes of a weight's gradients between backward passes: of the sum, and of the last microbatch's own where
+        it is cast for that."""
+        own = self.element if self.gradient_sums == "cast" else 0
+        return self.gradient_bytes + own
+
+    @property
+    def sum_bytes(self) -> int:
+        """Bytes that pass through memory, beside those of its GEMM, to add the gradient of a microbatch to a weight's
+        sum: the gradient is read, the sum read and written; a cast reads it and writes a copy, which is read then."""
+        if self.gradient_sums == "fused":
+            return 0
+        cast = 2 * self.gradient_bytes if self.gradient_sums == "cast" else 0
+        return self.element + cast + 2 * self.gradient_bytes
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of a weight."""
         return 4 if self.weights_in_fp32 else self.element
+
+
+def hides(work: Work) -> bool:
+    """Whether anything is to run beside something else."""
+    overlapped = work.exchange.endswith("overlapped") or work.pairs != "none"
+    return bool(
+        work.overlap or work.cuda_graphs or work.cuda_graph_modules or (work.ep > 1 and overlapped)
+    )
 
 
 class Message(NamedTuple):

@@ -44,6 +44,8 @@ def options(schedule: Schedule, profile: CostProfile) -> tuple[dict[str, Any], l
         raise InvalidSchedule("no options of it are known that hide the communication of --overlap")
     if work.get("grad_reduce_in_bf16"):
         raise InvalidSchedule("no option of it is known that has gradients in bf16")
+    if work.get("gradient_sums") == "cast":
+        raise InvalidSchedule("it casts no gradients to add them up")
     if work.get("weights_in_fp32"):
         raise InvalidSchedule("it keeps weights as GEMMs take them, and has no option for fp32")
     if work["recompute"] not in ("none", "full"):

@@ -128,6 +128,11 @@ def options(
             f"profile {profile.name}: its costs have gradients in bf16, which torchtitan reduces in fp32;"
             " estimate without --grad-reduce-in-bf16"
         )
+    if work.get("gradient_sums") == "cast":
+        raise OptPipeError(
+            f"profile {profile.name}: its costs cast gradients to add them up, which torchtitan does not; estimate"
+            " with --gradient-sums apart"
+        )
     if work.get("dtype") == "fp16" and not work.get("accumulate_grads_in_fp32"):
         raise OptPipeError(
             f"profile {profile.name}: its costs have gradients in fp16, which torchtitan reduces in fp32;"

@@ -17,6 +17,8 @@ from experiments.costs_runs.fit import (
     layout_of,
 )
 from experiments.costs_runs.kernels import PARTS, kernels, reached
+from experiments.costs_runs.microbatches import sweeps
+from experiments.costs_runs.microbatches import table as size_table
 from experiments.costs_runs.report import Pair, _right, arms, judged, report_text
 from experiments.costs_runs.run import (
     compare,
@@ -66,7 +68,11 @@ def test_committed_comparison_is_what_the_estimates_give_today(rows) -> None:
     assert (ROOT / "results" / "costs_runs.csv").read_text() == table_text(rows)
     reached = list(kernels())
     assert (ROOT / "results" / "costs_kernels.csv").read_text() == plain_table(reached)
-    assert (ROOT / "results" / "costs_runs.md").read_text() == report_text(rows, data, reached)
+    sizes = list(sweeps())
+    table = plain_table(list(size_table(sizes)))
+    assert (ROOT / "results" / "costs_microbatches.csv").read_text() == table
+    text = report_text(rows, data, reached, sizes)
+    assert (ROOT / "results" / "costs_runs.md").read_text() == text
     assert len(rows) == len(compared())
 
 

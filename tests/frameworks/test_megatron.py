@@ -192,6 +192,7 @@ def test_groups_run_or_are_refused(
         ),
         ("llama3-8b", 2, {"dtype": "fp8"}, {"bf16": True, "fp8_recipe": "tensorwise"}),
         ("llama3-8b", 2, {"grad_reduce_in_bf16": True}, {"grad_reduce_in_bf16": True}),
+        ("llama3-8b", 2, {"gradient_sums": "apart"}, {"gradient_accumulation_fusion": False}),
         (
             "llama3-8b",
             2,

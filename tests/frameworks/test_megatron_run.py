@@ -72,6 +72,8 @@ def test_what_a_log_says(tmp_path: Path) -> None:
         ({"bf16": False, "fp16": True, "accumulate_allreduce_grads_in_fp32": True},
          {"--dtype": "fp16", "--accumulate-grads-in-fp32": ""}),
         ({"grad_reduce_in_bf16": True}, {"--grad-reduce-in-bf16": ""}),
+        ({"gradient_accumulation_fusion": False}, {"--gradient-sums": "apart"}),
+        ({"gradient_accumulation_fusion": True}, {"--gradient-sums": None}),
         ({"sequence_parallel": False}, {"--no-sequence-parallel": ""}),
         ({"attention_backend": "AttnBackend.unfused"}, {"--no-flash": ""}),
         ({"transformer_impl": "local", "use_flash_attn": False}, {"--no-flash": ""}),

@@ -22,7 +22,12 @@ _FLAGS = {
 }
 _LISTS = {"--overlap": "overlap", "--cuda-graph-modules": "cuda_graph_modules"}
 _SHARES = {"--expert-rank-capacity": "expert_rank_capacity", "--paged-stash": "paged_stash"}
-_WORDS = {"--loss-fusion": "loss_fusion", "--context": "context", "--pairs": "pairs"}
+_WORDS = {
+    "--loss-fusion": "loss_fusion",
+    "--context": "context",
+    "--pairs": "pairs",
+    "--gradient-sums": "gradient_sums",
+}
 
 
 def sizes(log: Log, batch: int) -> Iterator[tuple[str, str]]:
@@ -90,6 +95,8 @@ def kernels(log: Log, notes: list[str]) -> Iterator[tuple[str, str]]:
         yield "--accumulate-grads-in-fp32", ""
     if dtype != "fp16" and _is(log, "grad_reduce_in_bf16"):
         yield "--grad-reduce-in-bf16", ""
+    if said.get("gradient_accumulation_fusion") == "False":
+        yield "--gradient-sums", "apart"
     if not _fused_attention(log):
         yield "--no-flash", ""
     if log.number("tensor_model_parallel_size", 1) > 1 and not _is(log, "sequence_parallel"):

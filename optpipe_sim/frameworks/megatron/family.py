@@ -189,6 +189,12 @@ def exchange_overlaps(profile: CostProfile) -> bool:
     return str(work.get("exchange", "")).endswith("overlapped") or "pairs" in work
 
 
+def fuses_sums(profile: CostProfile) -> bool:
+    """Whether gradients of an estimated profile's weights are summed up in the GEMMs that make them."""
+    work = profile.meta.get("work")
+    return not isinstance(work, dict) or "gradient_sums" not in work
+
+
 def has_cuda_graphs(profile: CostProfile) -> bool:
     """Whether an estimated profile's iterations run as CUDA graphs."""
     work = profile.meta.get("work")
@@ -238,7 +244,7 @@ def plan_of(
         choice.group if schedule.shape.chunks > 1 else None,
         recompute,
         offloading,
-        (*_sizes(profile, microbatches), *_deferral(choice)),
+        (*_sizes(profile, microbatches), *_deferral(choice, profile)),
         tuple(model_options(model, sequence_in(profile))) if model else (),
         str(machine.get("name", "")).startswith(OLD_LINKS),
         choice.kept,
@@ -325,9 +331,15 @@ def _kernels(work: Mapping[str, Any], ep: int) -> Iterator[tuple[str, Any]]:
         raise InvalidSchedule(
             "Megatron-LM keeps weights as GEMMs take them; estimate without --weights-in-fp32"
         )
+    if work.get("gradient_sums") == "cast":
+        raise InvalidSchedule(
+            "Megatron-LM casts no gradients to add them up; estimate with --gradient-sums apart or fused"
+        )
     for name, option in FORMATS.items():
         if work.get(name):
             yield option, True
+    if work.get("gradient_sums") == "apart":
+        yield "no-gradient-accumulation-fusion", True
     if work.get("loss_fusion") in ("native", "te"):
         yield "cross-entropy-loss-fusion", True
         yield "cross-entropy-fusion-impl", work["loss_fusion"]
@@ -358,9 +370,13 @@ def _kernels(work: Mapping[str, Any], ep: int) -> Iterator[tuple[str, Any]]:
         yield "no-check-for-nan-in-loss-and-grad", True
 
 
-def _deferral(choice: Choice) -> Iterator[tuple[str, Any]]:
+def _deferral(choice: Choice, profile: CostProfile) -> Iterator[tuple[str, Any]]:
     """Yield the options for gradients of the head's weights that run at the end."""
     if choice.deferred is not None:
+        if not fuses_sums(profile):
+            raise InvalidSchedule(
+                "Megatron-LM defers the head's gradients only where GEMMs sum them up; estimate with --gradient-sums fused"
+            )
         yield "defer-embedding-wgrad-compute", True
         if choice.deferred:
             yield "wgrad-deferral-limit", choice.deferred
@@ -414,7 +430,8 @@ def choices(profile: CostProfile, microbatches: int, chunks: int) -> Iterator[Ch
             if overlapped and level is not None and {"full", "moe"} & set(level.split("+")):
                 continue
             yield Choice(chunks, group, level, layers, pairs=overlapped)
-            if level is None and not overlapped and profile.devices > 1 and head_alone(costs):
+            deferring = profile.devices > 1 and fuses_sums(profile) and head_alone(costs)
+            if level is None and not overlapped and deferring:
                 yield Choice(chunks, group, deferred=0)
             if costs.offload is None or level == "full" or has_cuda_graphs(profile):
                 continue  # see Plan

@@ -38,6 +38,7 @@ def sentences(tables: Tables) -> Iterator[str]:
     yield _held_out(rows)
     yield from _h100(rows)
     yield from _kernels(tables("costs_kernels"))
+    yield from _sizes(tables("costs_microbatches"))
     yield from _intervals()
     yield from _by_file(tables)
     yield _hiding(rows)
@@ -126,6 +127,33 @@ def _kernels(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield (
         f"Fitted to its other models, these three bring the runs of a model from {percent(h100['error'])} to {percent(h100['left_out_error'])} in the median (worst: {percent(-h100['left_out_worst'])}; the source itself is not left out)"
     )
+
+
+def _sizes(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Which size of microbatches is fastest, and how much longer the one took that was estimated to be."""
+    measured: dict[str, dict[int, float]] = {}
+    for row in rows:
+        measured.setdefault(row["sweep"], {})[row["microbatch"]] = row["measured_s"]
+    for name, key in (
+        ("the layout alone is given", "unstated_s"),
+        ("the trainer's launches and sums of gradients, too", "stated_s"),
+    ):
+        found, regrets = 0, []
+        for sweep, times in measured.items():
+            mine = {row["microbatch"]: row[key] for row in rows if row["sweep"] == sweep}
+            chosen, fastest = (min(some, key=lambda size: some[size]) for some in (mine, times))
+            found += chosen == fastest
+            regrets.append(times[chosen] / times[fastest] - 1)
+        off = [abs(row[key] / row["measured_s"] - 1) for row in rows]
+        near, count = sum(regret < 0.02 for regret in regrets), len(regrets)
+        yield (
+            f"| {name} | {found} of {count} | {near} of {count} | {percent(sum(regrets) / count)} | {percent(max(regrets))} | {percent(median(off))} |"
+        )
+    own = [sweep for sweep in measured if not sweep.endswith("2021")]
+    last = {sweep: times for sweep, times in measured.items() if sweep.endswith("2021")}
+    yield f"{len(own)} sweeps by BigScience on nodes of A100s and {len(last)} read off a figure of Narayanan et al."
+    longer = [row["stated_s"] / row["measured_s"] - 1 for row in rows if row["sweep"] in last]
+    yield f"{percent(min(longer), 0)} to {percent(max(longer), 0)} too long"
 
 
 def _change(row: dict[str, Any], base: dict[str, Any]) -> list[str]:

@@ -119,6 +119,11 @@ def parser() -> argparse.ArgumentParser:
     graphs = ("none", "local", "transformer_engine", "full_iteration")
     found.add_argument("--cuda-graph-impl", choices=graphs, default="none")
     found.add_argument("--no-check-for-nan-in-loss-and-grad", action="store_true")
+    found.add_argument(
+        "--no-gradient-accumulation-fusion",
+        action="store_false",
+        dest="gradient_accumulation_fusion",
+    )
     dispatchers = ("allgather", "alltoall", "flex")
     found.add_argument("--moe-token-dispatcher-type", choices=dispatchers)
     _add_model(found)
