@@ -42,7 +42,8 @@ class Entry:
         plans: it chooses treatments for a memory limit. `recomputes`: also what is recomputed.
         ours: the paper's greedy as we reconstructed it, or our own, and no published rule.
         slow: its place among those that take time to build, the most promising first; 0: built at once.
-        common: frameworks have it under a name. `torch`: torch's name for the same order.
+        common: frameworks have it under a name. `torch`: torch's name for the same order. `torch_kin`: of its
+            schedule of this kind, which may order some ops otherwise.
         whole: it plans by the costs of ops, and is also valid if no stage splits its backward.
         sliced: it runs over slices of the sequence, the profile's own if it has any. `exchanges`: devices exchange
             parts of the context; else its order is another's.
@@ -62,6 +63,7 @@ class Entry:
     slow: int = 0
     common: bool = False
     torch: str = ""
+    torch_kin: str = ""
     whole: bool = False
     sliced: bool = False
     exchanges: bool = False
@@ -95,7 +97,15 @@ REGISTRY: dict[str, Entry] = {
     "zb-h2": Entry("zero_bubble", "zb_h2", keeps=IN_FLIGHT),
     "zb-1p": Entry("zb_auto", "zb_1p", {"limit": written_size}, title="ZB-1p", keeps=ALL, slow=3),
     "zb-2p": Entry("zb_auto", "zb_2p", {"limit": written_size}, title="ZB-2p", keeps=ALL, slow=4),
-    "zb-v": Entry("zb_v", "zb_v", {"limit": written_size}, runs=_VEE, keeps=ALL, slow=10),
+    "zb-v": Entry(
+        "zb_v",
+        "zb_v",
+        {"limit": written_size},
+        runs=_VEE,
+        keeps=ALL,
+        slow=10,
+        torch_kin="ZBVZeroBubble",
+    ),
     "v-half": Entry("v_shape", "v_half", title="V-Half", runs=_VEE, keeps=ALL, slow=5),
     "v-min": Entry("v_shape", "v_min", title="V-Min", runs=_VEE, keeps=ALL, slow=6),
     "gis": Entry("gis", "gis", {**_GROUPED, **_STRETCHED, **_SLICES}, runs=_LOOP, keeps=ALL),
@@ -116,7 +126,14 @@ REGISTRY: dict[str, Entry] = {
         "pipeoffload", "po_f", {**_GROUPED, **_SLICES}, runs=_LOOP, offloads=True, slow=9
     ),
     "dualpipe-v": Entry(
-        "dualpipe", "dualpipe_v", _PAIRS, title="DualPipeV", runs=_VEE, keeps=ALL, common=True
+        "dualpipe",
+        "dualpipe_v",
+        _PAIRS,
+        title="DualPipeV",
+        runs=_VEE,
+        keeps=ALL,
+        common=True,
+        torch_kin="DualPipeV",
     ),
     "seq1f1b": Entry("sliced.seq1f1b", "seq1f1b", _SLICES, keeps=IN_FLIGHT, sliced=True),
     "seq1f1b-i": Entry(

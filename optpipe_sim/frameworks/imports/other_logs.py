@@ -36,11 +36,7 @@ _PIPELINE = re.compile(
 )
 _CHECKPOINTING = re.compile(r"Applied '?(\w+?)(?:AC)?'? activation checkpointing")
 _PARAMETERS = re.compile(r"Model .*size: .*?([\d,]{5,}) total parameters")
-# torch's schedules; those without an entry in the registry are the same order but for ties
-_SCHEDULES = {entry.torch: name for name, entry in REGISTRY.items() if entry.torch} | {
-    "ZBVZeroBubble": "zb-v",
-    "DualPipeV": "dualpipe-v",
-}
+_SCHEDULES = {entry.torch or entry.torch_kin: name for name, entry in REGISTRY.items()}
 
 
 def trainer_of(text: str) -> str:
@@ -179,6 +175,8 @@ def _pipeline(
         notes.append(f"schedule: {name}, which has no name here; 1F1B's is taken (--schedule)")
     elif ours not in (PLAIN, INTERLEAVED):
         found["--schedule"] = ours
+        if not REGISTRY[ours].torch:
+            notes.append(f"schedule: {name} of torch may order some ops otherwise than {ours}")
     return found
 
 
