@@ -98,6 +98,26 @@ def save_overview(
     return save(overview(trace, start, end), path)
 
 
+def save_lanes(trace: Trace, path: str | os.PathLike[str], end_ns: int) -> Path:
+    """Draw the Gantt chart alone, up to a time, into a .png, .svg or .pdf file, whole or not at all.
+
+    Raises:
+        OptPipeError: for another ending, or a path that cannot be written.
+    """
+    check_ending(path)
+    lanes = gantt_height(trace)
+    with styled():
+        figure = new_figure(WIDTH, _TITLE + lanes + BOTTOM)
+        gantt(trace, place(figure, _TITLE, lanes), window=Window(0, end_ns), legend=False).grid(
+            axis="x"
+        )
+        name = str(trace.schedule.meta.get("name", "schedule"))
+        taken = (format_time(end_ns), 11, "normal", INK)
+        _line(figure, 0.16, (name, 13, "bold", INK), taken)
+        _line(figure, 0.44, (_facts(trace), 9, "normal", MUTED), ("", 9, "normal", MUTED))
+    return save(figure, path)
+
+
 def _title(trace: Trace, figure: Figure, window: Window | None) -> None:
     """Write the schedule's name and its measures; below, smaller, what was replayed."""
     peak = max(trace.peak_bytes)

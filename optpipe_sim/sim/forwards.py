@@ -20,9 +20,12 @@ class ForwardPass:
     Attributes:
         trace: a replay in which every device begins with all of its forwards; what comes after them is no part of the pass.
             Memory in it is static memory alone: what is held while a forward runs, profiles do not say.
+        kv_bytes: of one microbatch on each device, keys and values that later slices read and that prefill hands on; 0 where
+            the profile does not say.
     """
 
     trace: Trace
+    kv_bytes: tuple[int, ...]
 
     @cached_property
     def _spans(self) -> list[tuple[Op, int, int]]:
@@ -58,8 +61,17 @@ class ForwardPass:
         """The share of the pass in which the busiest device waits."""
         return 1 - max(self.busy_ns) / self.makespan_ns
 
+    @property
+    def tokens_per_s(self) -> float | None:
+        """The tokens of all microbatches over the time of the pass; None where the profile does not say how many."""
+        work = self.trace.profile.meta.get("work")
+        seq, size = (work.get("seq"), work.get("microbatch")) if isinstance(work, dict) else (0, 0)
+        if not isinstance(seq, int) or not isinstance(size, int) or not seq * size:
+            return None
+        return seq * size * self.trace.schedule.shape.microbatches * 1e9 / self.makespan_ns
+
     def to_json(self) -> dict[str, Any]:
-        names = ("makespan_ns", "first_ns", "busy_ns", "bubble_rate")
+        names = ("makespan_ns", "first_ns", "busy_ns", "bubble_rate", "tokens_per_s", "kv_bytes")
         return {name: getattr(self, name) for name in names}
 
 
@@ -78,9 +90,12 @@ def forward_pass(schedule: Schedule, profile: CostProfile) -> ForwardPass:
         programs.append([*forwards, *(op._replace(kind=BW) for op in reversed(forwards))])
     alone = Schedule(schedule.shape, programs, meta=schedule.meta)
     costs = replace(profile, memory_limit=None, offload=None).for_shape(schedule.shape)
+    held = [0] * schedule.shape.devices
+    for device, cost in zip(schedule.shape.placement, costs.stages, strict=True):
+        held[device] += sum(part.kv_bytes for part in cost.slices or (cost,))
     costs = costs.map_stages(
         lambda _, cost: replace(
             cost, act_bytes=0, w_bytes=0, kv_bytes=0, offload_bytes=0, recompute=()
         )
     )
-    return ForwardPass(simulate(alone, costs, enforce=False))
+    return ForwardPass(simulate(alone, costs, enforce=False), tuple(held))

@@ -108,6 +108,11 @@ def test_forwards_alone_have_a_pass_and_a_first_result(cli) -> None:
     text = cli("simulate p.yaml --schedule 1f1b -m 8 --forward-only").out
     assert "forwards alone" in text
     assert "first result" in text
-    refused = cli("simulate p.yaml --schedule 1f1b -m 8 --forward-only --gantt g.png")
-    assert refused.code == 2
-    assert "--gantt: is nothing for --forward-only" in refused.err
+    assert "keys, values" not in text
+    drawn = cli("simulate p.yaml --schedule 1f1b -m 8 --forward-only --gantt g.png")
+    assert "wrote g.png" in drawn.out
+    assert Path("g.png").read_bytes().startswith(b"\x89PNG")
+    for option in ("--trace t.json", "--gantt g.png --to 5ms"):
+        refused = cli(f"simulate p.yaml --schedule 1f1b -m 8 --forward-only {option}")
+        assert refused.code == 2
+        assert f"{option.split()[-2]}: is nothing for --forward-only" in refused.err

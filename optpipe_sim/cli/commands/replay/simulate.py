@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = f"optpipe-sim simulate {PROFILE} --schedule zb-h1 -m 24 --gantt gantt.png"
 # options that ask for more than forwards have
-NOT_FORWARD = ("objective", "memory_limit", "save", "gantt", "trace", "report")
+NOT_FORWARD = ("objective", "memory_limit", "save", "window_from", "window_to", "trace", "report")
 SUMMARY = "replay one schedule and print its times and memory"
 
 
@@ -36,8 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--forward-only",
         action="store_true",
-        help="replay its forwards alone, as in validation or when rollouts are scored: how long does such a pass take, and when does"
-        " the first microbatch come out?",
+        help="replay its forwards alone, as in validation, when rollouts are scored, or in prefill: how long does such a pass take,"
+        " when does the first microbatch come out, and how large are its keys and values?",
     )
     add_schedule_problem(parser)
     add_objective(parser)
@@ -94,19 +94,27 @@ def _forwards(
 ) -> int:
     """Replay and print the forwards alone."""
     from ....sim.forwards import forward_pass
-    from ....units import format_time
+    from ....units import format_size, format_time
     from ...outputs import show
 
     for name in NOT_FORWARD:
         if getattr(arguments, name, None):
-            raise OptPipeError(f"--{name.replace('_', '-')}: is nothing for --forward-only")
+            option = name.removeprefix("window_").replace("_", "-")
+            raise OptPipeError(f"--{option}: is nothing for --forward-only")
     found = forward_pass(schedule, profile)
+    files = {}
+    if arguments.gantt:
+        from ....plot.picture import save_lanes
+
+        save_lanes(found.trace, arguments.gantt, found.makespan_ns)
+        files[arguments.gantt] = "Gantt chart of the forwards"
     out.result(
         {
             "schedule": arguments.schedule,
             "forward_only": True,
             **found.to_json(),
             "chunks": schedule.shape.chunks,
+            "files": files,
         }
     )
     shape, total = schedule.shape, format_time(found.makespan_ns)
@@ -118,9 +126,18 @@ def _forwards(
     if shape.microbatches > 1:
         show.line(out, "then", f"{each} per microbatch, on average")
     show.line(out, "bubble", f"{found.bubble_rate:.1%} of the busiest device's time")
+    if found.tokens_per_s:
+        show.line(out, "tokens", f"{found.tokens_per_s:,.0f} per second, of one replica")
+    if any(found.kv_bytes):
+        most = max(found.kv_bytes)
+        at = found.kv_bytes.index(most)
+        show.line(
+            out, "keys, values", f"{format_size(most)} per microbatch on device {at}, at most"
+        )
     show.line(
-        out, "memory", "beside weights not counted: a forward without a backward keeps nothing"
+        out, "memory", "beside these and weights not counted: no forward keeps more for a backward"
     )
+    show.written(out, files)
     return DONE
 
 
