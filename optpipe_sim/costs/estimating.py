@@ -44,11 +44,13 @@ from .roofline import (
     buffer_bytes,
     embedding_time,
     exposed_exchange,
+    fp8_copy_bytes,
     head_bytes,
     head_time,
     head_working_set,
     op_time,
     projection,
+    userbuffer_bytes,
 )
 from .slices import (
     Piece,
@@ -176,7 +178,7 @@ def _has_levels(asked: bool | None, work: Work) -> bool:
 
 class _Parts(NamedTuple):
     """A stage before its microbatches: seconds per op, bytes kept for B and for W and those that
-    may be offloaded, weights outside and inside experts, and the working set."""
+    may be offloaded, weights outside and inside experts, the working set, and copies of its weights."""
 
     times: dict[str, OpTime]
     act: int
@@ -185,6 +187,7 @@ class _Parts(NamedTuple):
     weights: tuple[int, int]
     reserve: int
     excess: int
+    copies: int = 0
 
 
 class _Plan:
@@ -377,7 +380,7 @@ class _Plan:
         """Return a stage of so many layers, with the embedding or the head; layers that predict further
         tokens need the `table` of the embedding."""
         times = {op: OpTime() for op in OPS}
-        act = held = excess = buffers = working = 0
+        act = held = excess = buffers = working = copies = 0
         count = [0, 0]
         for which, number in zip(KINDS, kind, strict=True):
             if not number:
@@ -391,6 +394,7 @@ class _Plan:
             count = [c + number * w for c, w in zip(count, self.weights[which], strict=True)]
             working = max(working, working_set(one, self.machine))
             buffers += buffer_bytes(one.gemms, self.machine, self.work)
+            copies += number * fp8_copy_bytes(one, self.work)
         movable = act
         heads = last * (1 + self.model.mtp)  # each further token has its logits and its loss
         for edge, number in zip(self.ends, (int(first), heads), strict=True):
@@ -415,7 +419,8 @@ class _Plan:
         moved = sum_seconds((count[0], count[1]), self.layout, self.machine, self.work)
         times["W"] = times["W"].plus(OpTime(elementwise=moved))
         reserve = working + buffers + round(self.machine.rates.workspace_mib * 2**20)
-        return _Parts(times, act, held, movable, (count[0], count[1]), reserve, excess)
+        reserve += userbuffer_bytes(self.model, self.work)
+        return _Parts(times, act, held, movable, (count[0], count[1]), reserve, excess, copies)
 
     def _stage(self, part: _Parts, chunks: int) -> StageCost:
         times, act, held, weights = part.times, part.act, part.held, part.weights
@@ -437,7 +442,7 @@ class _Plan:
             act_bytes=kept,
             w_bytes=min(kept, round(held * factor)),
             offload_bytes=min(kept, part.movable),
-            static_bytes=max(0, static + part.reserve // chunks + part.excess),
+            static_bytes=max(0, static + part.reserve // chunks + part.excess + part.copies),
         )
 
     def _with_levels(self, cost: StageCost, kind: _Kinds) -> StageCost:

@@ -17,6 +17,7 @@ from .work import (
     CONTEXTS,
     DTYPES,
     EXCHANGES,
+    FP8_WEIGHTS,
     GRADIENT_BYTES,
     GRADIENT_SUMS,
     GRAPHED,
@@ -60,6 +61,14 @@ def static_parts(
         return sum(-(-count * size // (copies if shared else 1)) for count, copies in both)
 
     return held(3, weight_bytes), held(2, gradient_bytes), held(1, optimizer)
+
+
+def step_bytes(counts: tuple[int, int], layout: Layout, work: Work) -> int:
+    """Return what a device holds in the optimizer's step, no activations, where that copies gradients to fp32 first."""
+    both = zip(counts, (layout.copies, layout.expert_copies), strict=True)
+    updated = sum(-(-count // (copies if layout.zero else 1)) for count, copies in both)
+    held = static_bytes(counts, layout, work.weight_bytes, work.held_gradient_bytes)
+    return held + GRADIENT_BYTES * updated
 
 
 def optimizer_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> float:
@@ -336,6 +345,32 @@ def check_work(model: Model, work: Work) -> None:
         raise OptPipeError(
             f"imbalance: the most loaded GPU over the mean is from 1 to ep, {work.ep}; got {work.imbalance:g}"
         )
+    _check_formats(work)
+    for key, whole in (("heads", model.heads), ("ffn", model.ffn)):
+        if whole % work.tp:
+            raise OptPipeError(f"tp: {work.tp} does not divide the {whole} {key} of {model.name}")
+    if max(model.kv_heads, work.tp) % min(model.kv_heads, work.tp) and not model.latent:
+        raise OptPipeError(
+            f"tp: {work.tp} and the {model.kv_heads} kv_heads of {model.name}: one must divide the other"
+        )
+    if work.seq % (work.cp * (work.tp if work.sequence_parallel else 1)):
+        raise OptPipeError(
+            f"seq: {work.seq} tokens cannot be shared by cp {work.cp} x tp {work.tp} devices"
+        )
+    if work.ep > 1 and not model.experts:
+        raise OptPipeError(f"ep: {work.ep}, but {model.name} has no experts")
+    if model.experts and model.experts % work.ep:
+        raise OptPipeError(
+            f"ep: {work.ep} does not divide the {model.experts} experts of {model.name}"
+        )
+    if model.experts and model.expert_ffn % work.expert_tp:
+        raise OptPipeError(
+            f"tp: {work.tp} does not divide the expert_ffn of {model.name}, {model.expert_ffn}"
+        )
+
+
+def _check_formats(work: Work) -> None:
+    """Check number formats, copies, and how gradients and the loss are computed."""
     if work.grad_reduce_in_bf16 and work.dtype not in ("bf16", "fp8"):
         raise OptPipeError(f"grad_reduce_in_bf16: needs dtype bf16 or fp8, got {work.dtype}")
     if work.accumulate_grads_in_fp32 and (work.dtype != "fp16"):
@@ -362,28 +397,17 @@ def check_work(model: Model, work: Work) -> None:
             "launch_blocking: nothing runs beside a kernel that is waited for; leave out cuda_graphs, cuda_graph_modules,"
             " overlap, overlapped exchanges and pairs"
         )
+    if work.fp8_weights not in FP8_WEIGHTS:
+        raise OptPipeError(
+            f"fp8_weights: expected {', '.join(FP8_WEIGHTS)}, got {work.fp8_weights!r}"
+        )
+    if work.fp8_weights == "cached" and work.dtype != "fp8":
+        raise OptPipeError(f"fp8_weights: cached needs dtype fp8, got {work.dtype}")
+    if work.userbuffers and "tp-comm" not in work.overlap:
+        raise OptPipeError(
+            "userbuffers: those of overlapped tensor parallelism; give overlap tp-comm"
+        )
     if work.loss_fusion not in ("", *LOSS_FUSIONS):
         raise OptPipeError(
             f"loss_fusion: expected {', '.join(LOSS_FUSIONS)}, got {work.loss_fusion!r}"
-        )
-    for key, whole in (("heads", model.heads), ("ffn", model.ffn)):
-        if whole % work.tp:
-            raise OptPipeError(f"tp: {work.tp} does not divide the {whole} {key} of {model.name}")
-    if max(model.kv_heads, work.tp) % min(model.kv_heads, work.tp) and not model.latent:
-        raise OptPipeError(
-            f"tp: {work.tp} and the {model.kv_heads} kv_heads of {model.name}: one must divide the other"
-        )
-    if work.seq % (work.cp * (work.tp if work.sequence_parallel else 1)):
-        raise OptPipeError(
-            f"seq: {work.seq} tokens cannot be shared by cp {work.cp} x tp {work.tp} devices"
-        )
-    if work.ep > 1 and not model.experts:
-        raise OptPipeError(f"ep: {work.ep}, but {model.name} has no experts")
-    if model.experts and model.experts % work.ep:
-        raise OptPipeError(
-            f"ep: {work.ep} does not divide the {model.experts} experts of {model.name}"
-        )
-    if model.experts and model.expert_ffn % work.expert_tp:
-        raise OptPipeError(
-            f"tp: {work.tp} does not divide the expert_ffn of {model.name}, {model.expert_ffn}"
         )

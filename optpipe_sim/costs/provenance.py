@@ -12,11 +12,18 @@ from .layer import layer
 from .layout import Layout
 from .machines import Machine, Rates
 from .models import Model, beyond_context
-from .parallelism import optimizer_seconds, replica_bandwidth, static_bytes, static_parts
+from .parallelism import (
+    optimizer_seconds,
+    replica_bandwidth,
+    static_bytes,
+    static_parts,
+    step_bytes,
+)
 from .roofline import OpTime, head_gemm, projection
 from .work import GRADIENT_BYTES, Work
 
 OPS = ("F", "B", "W")
+STEP = "step_bytes_per_device"  # of a profile's meta, where a copy is made for the optimizer's step
 # weights in a bucket: Megatron-LM's default, the larger of these
 BUCKET, BUCKET_PER_COPY = 40_000_000, 1_000_000
 
@@ -30,7 +37,14 @@ _USED = (
     "memory_factor",
     "overhead",
 )
-_FLAGS = ("grad_reduce_in_bf16", "accumulate_grads_in_fp32", "weights_in_fp32", "launch_blocking")
+_FLAGS = (
+    "grad_reduce_in_bf16",
+    "accumulate_grads_in_fp32",
+    "weights_in_fp32",
+    "launch_blocking",
+    "userbuffers",
+    "step_copy",
+)
 _SHARES = ("expert_rank_capacity", "paged_stash")
 _ONCE = (
     "optimizer_ms",
@@ -84,6 +98,7 @@ def provenance(
         "parameters_per_device": notes["parameters_per_device"],
         "weights_bytes_per_device": notes["weights_bytes_per_device"],
         "static_by_stage": notes["static_by_stage"],
+        **({STEP: notes[STEP]} if STEP in notes else {}),
         "time_spent": notes["time_spent"],
         "doubt": doubt(model, machine, layout, work).to_json(),
         "provenance": {
@@ -122,6 +137,7 @@ def _work(work: Work, lengths: Sequence[int]) -> dict[str, Any]:
         **{key: True for key in _FLAGS if getattr(work, key)},
         **{key: value for key in _SHARES if (value := getattr(work, key))},
         **({"loss_fusion": work.loss_fusion} if work.loss_fusion else {}),
+        **({"fp8_weights": work.fp8_weights} if work.fp8_weights != "primary" else {}),
         **({"gradient_sums": work.gradient_sums} if work.gradient_sums != "fused" else {}),
         **({"overlap": list(work.overlap)} if work.overlap else {}),
         **({"context": work.context} if work.cp > 1 and work.context != "ring" else {}),
@@ -274,6 +290,7 @@ def iteration_facts(
             list(static_parts(pair, layout, work.weight_bytes, work.held_gradient_bytes))
             for pair in weights
         ],
+        **({STEP: [step_bytes(pair, layout, work) for pair in pairs]} if work.step_copy else {}),
         "optimizer_ms": _ms(max(optimizer_seconds(p, layout, machine) for p in pairs)),
         "gradient_sync_ms": _ms(max(synced)),
         **({"exposed_exchange_ms": _ms(exposed)} if exposed > 0 else {}),

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from .layer import Gemm, Kept, Layer, operands, stored
+from .layer import FP8_BYTES, Gemm, Kept, Layer, operands, stored
 from .machines import Machine
 from .models import Model
 from .recompute.regions import MODULES, Region, dropped, modules_of
@@ -479,3 +479,23 @@ def buffer_bytes(gemms: Iterable[Gemm], machine: Machine, work: Work) -> int:
     """Return the buffers that W keeps for weights of these shapes."""
     weights = sum(gemm.inner * gemm.columns for gemm in gemms if gemm.weights)
     return round(machine.rates.weight_buffers * work.element * weights)
+
+
+def fp8_copy_bytes(layer: Layer, work: Work) -> int:
+    """Return what copies in fp8 of a layer's weights take, as they are and transposed, where these stay in bf16."""
+    if work.dtype != "fp8" or work.fp8_weights != "cached":
+        return 0
+    narrow = (gemm for gemm in layer.gemms if gemm.weights and gemm_dtype(gemm, "fp8") == "fp8")
+    return 2 * FP8_BYTES * sum(gemm.inner * gemm.columns * gemm.groups for gemm in narrow)
+
+
+def userbuffer_bytes(model: Model, work: Work) -> int:
+    """Return the buffers of tensor parallelism's overlapped collectives on a device, however many of its layers use them.
+
+    TransformerEngine (module/base.py, `initialize_ub`) has one of a microbatch's hidden states for each of ten GEMMs:
+    six gather, in fp8 where the GEMMs are, four scatter. Megatron-LM's training/initialize.py gives it the shape.
+    """
+    if not work.userbuffers or work.tp == 1:
+        return 0
+    gathered = FP8_BYTES if work.dtype == "fp8" else work.element
+    return work.tokens * model.hidden * (6 * gathered + 4 * work.element)

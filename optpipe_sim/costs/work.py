@@ -34,6 +34,9 @@ GRADIENT_BYTES = 4  # of a weight's gradient, summed up in fp32 unless the work 
 # in fp32); in a kernel of its own (torch's autograd; Megatron-LM without gradient accumulation fusion); in such a one after
 # another that casts them (DeepSpeed, runtime/bf16_optimizer.py, update_hp_grads: `hp_grad.add_(lp.grad.to(hp_grad.dtype))`).
 GRADIENT_SUMS = ("fused", "apart", "cast")
+# Weights of GEMMs in fp8: kept in fp8, and transposed; or in bf16, with both cached beside them from an iteration's first
+# microbatch on (TransformerEngine, module/linear.py: `weight_fp8`, `weight_t_fp8`).
+FP8_WEIGHTS = ("primary", "cached")
 # Bytes of one logit that the loss keeps for its backward pass. In fp32, overwritten with the softmax: 4.
 # Megatron-LM's native fusion (compiled functions, which copy what they change in place): one more of these.
 # TransformerEngine's: the logits, overwritten with their gradients.
@@ -156,6 +159,25 @@ class Work:
         " with Megatron-LM's --no-gradient-accumulation-fusion and in 16 bits; cast, and first copied to fp32, as"
         " DeepSpeed's optimizer for bf16 does. The last two cost each microbatch the same, however small it is",
         choices=GRADIENT_SUMS,
+        seldom=True,
+    )
+    fp8_weights: str = option(
+        "primary",
+        "with --dtype fp8: primary, kept in fp8 and transposed, as with Megatron-LM's --fp8-param-gather; cached, kept in"
+        " bf16 with both copies beside them, as without: 2 bytes more per weight of GEMMs in fp8",
+        choices=FP8_WEIGHTS,
+        seldom=True,
+    )
+    userbuffers: bool = option(
+        False,
+        "memory has the buffers of --overlap tp-comm, ten of a microbatch's hidden states, as TransformerEngine"
+        " allocates them",
+        seldom=True,
+    )
+    step_copy: bool = option(
+        False,
+        "the optimizer's step first copies the gradients of the weights that it updates to fp32, 4 bytes each, as"
+        " Megatron-LM's does where they are in 16 bits; evaluate counts it in the peak",
         seldom=True,
     )
     launch_blocking: bool = option(

@@ -601,7 +601,12 @@ class CostProfile:
         maker = maker or StageMaker(self.items, chunks)
         bare = [maker.stage(first, last) for first, last in pairwise([0, *accumulate(counts)])]
         # without the notes on the layout before
-        left = ("parameters_per_device", "weights_bytes_per_device", "static_by_stage")
+        left = (
+            "parameters_per_device",
+            "weights_bytes_per_device",
+            "static_by_stage",
+            "step_bytes_per_device",
+        )
         meta = {key: value for key, value in self.meta.items() if key not in left}
         return replace(
             self,

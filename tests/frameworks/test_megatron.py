@@ -190,7 +190,18 @@ def test_groups_run_or_are_refused(
             {"tp": 2, "ep": 8, "dp": 8, "etp": 1},
             {"expert_tensor_parallel_size": 1},
         ),
-        ("llama3-8b", 2, {"dtype": "fp8"}, {"bf16": True, "fp8_recipe": "tensorwise"}),
+        (
+            "llama3-8b",
+            2,
+            {"dtype": "fp8", "dp": 2},
+            {"bf16": True, "fp8_recipe": "tensorwise", "fp8_param_gather": True},
+        ),
+        (
+            "llama3-8b",
+            2,
+            {"dtype": "fp8", "dp": 2, "fp8_weights": "cached"},
+            {"fp8_param_gather": False},
+        ),
         ("llama3-8b", 2, {"grad_reduce_in_bf16": True}, {"grad_reduce_in_bf16": True}),
         ("llama3-8b", 2, {"gradient_sums": "apart"}, {"gradient_accumulation_fusion": False}),
         (

@@ -110,6 +110,11 @@ class Evaluation:
         if not self.row.trace.fits:
             limit = format_size(self.advice.question.limit_bytes)
             found.append(f"predicted not to fit: {format_size(self.row.peak_bytes)} of {limit}")
+        before = max(self.row.trace.peak_bytes)
+        if self.row.peak_bytes > before:
+            found.append(
+                f"the peak is the optimizer's step with its copy of gradients; before it {format_size(before)} are held"
+            )
         return found
 
     def _of_time(self, measured_ns: float) -> list[str]:

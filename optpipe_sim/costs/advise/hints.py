@@ -14,7 +14,7 @@ from ...solvers.starts.published import LOOP, VEE
 from ...trace import Trace
 from ...units import counted
 from ..provenance import iteration_ns
-from .replay import profile_of, replayed_freely
+from .replay import peak_of, profile_of, replayed_freely
 from .rows import Row
 from .space import Choice, Question
 
@@ -134,4 +134,4 @@ def _replayed(
     profile = profile_of(question, choice, levels, layers=layers)
     trace = replayed_freely(profile, choice.microbatches, name)
     check(trace)
-    return iteration_ns(profile, trace.cost_ns), max(trace.peak_bytes), trace.fits
+    return iteration_ns(profile, trace.cost_ns), peak_of(trace), trace.fits

@@ -16,6 +16,7 @@ from ...solvers.treatments import require_alike, restrict
 from ...trace import Trace
 from ...units import size_text
 from ..estimating import estimated
+from ..provenance import STEP
 from .space import IN_FLIGHT, KEEPING, Choice, Question
 
 # these take longer to build than to bound; in the order in which they are tried
@@ -133,5 +134,11 @@ def trace_of(schedule: Schedule, profile: CostProfile, enforce: bool) -> Trace:
     """
     trace = simulate(schedule, profile, enforce=enforce)
     host = profile.offload.pinned_limit_bytes if profile.offload else None
-    over = max(trace.peak_bytes) > min(profile.limits() or (0,))
+    over = peak_of(trace) > min(profile.limits() or (0,))
     return replace(trace, fits=not (over or (host is not None and trace.host_peak_bytes > host)))
+
+
+def peak_of(trace: Trace) -> int:
+    """Return the most that a device holds, in the replay or in the optimizer's step after it."""
+    stepping: list[int] = trace.profile.meta.get(STEP, [])
+    return max([*trace.peak_bytes, *stepping])

@@ -18,7 +18,7 @@ from ..calibrate import MEMORY, Calibration
 from ..doubt import Doubt, caution, doubt, kind_of, plausibility
 from ..provenance import iteration_ns, mfu
 from .memory import Bought
-from .replay import profile_of
+from .replay import peak_of, profile_of
 from .space import Choice, Question
 
 # Median error of memory on measured rows that no rate was fitted to (results/costs_tables.md: Zero
@@ -115,8 +115,8 @@ class Row:
 
     @cached_property
     def peak_bytes(self) -> int:
-        """Of the fullest device."""
-        return max(self.trace.peak_bytes)
+        """Of the fullest device, the optimizer's step included."""
+        return peak_of(self.trace)
 
     @property
     def treatment(self) -> str:

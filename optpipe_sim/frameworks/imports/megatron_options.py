@@ -19,6 +19,8 @@ _FLAGS = {
     "--accumulate-grads-in-fp32": "accumulate_grads_in_fp32",
     "--grad-reduce-in-bf16": "grad_reduce_in_bf16",
     "--cuda-graphs": "cuda_graphs",
+    "--step-copy": "step_copy",
+    "--userbuffers": "userbuffers",
 }
 _LISTS = {"--overlap": "overlap", "--cuda-graph-modules": "cuda_graph_modules"}
 _SHARES = {"--expert-rank-capacity": "expert_rank_capacity", "--paged-stash": "paged_stash"}
@@ -27,6 +29,7 @@ _WORDS = {
     "--context": "context",
     "--pairs": "pairs",
     "--gradient-sums": "gradient_sums",
+    "--fp8-weights": "fp8_weights",
 }
 
 
@@ -95,6 +98,13 @@ def kernels(log: Log, notes: list[str]) -> Iterator[tuple[str, str]]:
         yield "--accumulate-grads-in-fp32", ""
     if dtype != "fp16" and _is(log, "grad_reduce_in_bf16"):
         yield "--grad-reduce-in-bf16", ""
+    if dtype == "fp8" and said.get("fp8_param_gather") == "False":
+        yield "--fp8-weights", "cached"
+    narrow = _is(log, "grad_reduce_in_bf16") or (
+        dtype == "fp16" and not _is(log, "accumulate_allreduce_grads_in_fp32")
+    )
+    if narrow and not _is(log, "use_precision_aware_optimizer"):
+        yield "--step-copy", ""
     if said.get("gradient_accumulation_fusion") == "False":
         yield "--gradient-sums", "apart"
     if not _fused_attention(log):
@@ -108,6 +118,8 @@ def kernels(log: Log, notes: list[str]) -> Iterator[tuple[str, str]]:
         "param-gather": _is(log, "overlap_param_gather"),
         "tp-comm": _is(log, "tp_comm_overlap"),
     }
+    if overlaps["tp-comm"]:
+        yield "--userbuffers", ""
     if any(overlaps.values()):
         yield "--overlap", ",".join(name for name, on in overlaps.items() if on)
     if _is(log, "cross_entropy_loss_fusion"):

@@ -293,7 +293,7 @@ def _sizes(profile: CostProfile, microbatches: int) -> Iterator[tuple[str, Any]]
     if parallel.get("zero", 0) == 1:
         yield "use-distributed-optimizer", True
     yield from _overlaps(parallel, work)
-    yield from _kernels(work, ep)
+    yield from _kernels(work, ep, parallel.get("zero", 0))
     yield from _capacity(profile.meta.get("imbalance") or {})
     if "microbatch" in work:
         yield "micro-batch-size", work["microbatch"]
@@ -318,7 +318,7 @@ def _overlaps(parallel: Mapping[str, Any], work: Mapping[str, Any]) -> Iterator[
     )
 
 
-def _kernels(work: Mapping[str, Any], ep: int) -> Iterator[tuple[str, Any]]:
+def _kernels(work: Mapping[str, Any], ep: int, zero: int) -> Iterator[tuple[str, Any]]:
     """Yield the options for what an estimate assumes of number formats, attention and exchanges."""
     dtype = work.get("dtype")
     if dtype in ("bf16", "fp16"):
@@ -327,6 +327,8 @@ def _kernels(work: Mapping[str, Any], ep: int) -> Iterator[tuple[str, Any]]:
         yield "bf16", True
         yield "fp8-format", "hybrid"
         yield "fp8-recipe", "tensorwise"  # its default, delayed scaling, excludes recomputing norms
+        if zero == 1 and "fp8_weights" not in work:  # it wants its distributed optimizer for that
+            yield "fp8-param-gather", True
     if work.get("weights_in_fp32"):
         raise InvalidSchedule(
             "Megatron-LM keeps weights as GEMMs take them; estimate without --weights-in-fp32"

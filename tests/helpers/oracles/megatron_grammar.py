@@ -111,6 +111,7 @@ def parser() -> argparse.ArgumentParser:
         found.add_argument(f"--{flag}", action="store_true")
     found.add_argument("--cross-entropy-fusion-impl", choices=("native", "te"), default="native")
     found.add_argument("--fp8-format", choices=("e4m3", "hybrid"))
+    found.add_argument("--fp8-param-gather", action="store_true")
     recipes = ("tensorwise", "delayed", "mxfp8", "blockwise", "custom")
     found.add_argument("--fp8-recipe", choices=recipes, default="delayed")
     backends = ("flash", "fused", "unfused", "local", "auto")
@@ -235,6 +236,9 @@ def _check_recompute(given: argparse.Namespace) -> None:
 def _check_exchange(given: argparse.Namespace, chunks: int) -> None:
     need(not (given.bf16 and given.fp16), "one of bf16 and fp16")
     again = set(given.recompute_modules or ())
+    if given.fp8_param_gather:
+        need(given.fp8_format, "weights in fp8 are of GEMMs in fp8")
+        need(given.use_distributed_optimizer, "weights in fp8 want the distributed optimizer")
     if given.fp8_format is not None and given.fp8_recipe == "delayed":
         need(not again & {"moe_act", "layernorm"}, "delayed scaling")
     need("moe_act" not in again or given.moe_grouped_gemm, "moe_act needs the grouped GEMM")
