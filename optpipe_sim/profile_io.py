@@ -296,11 +296,12 @@ def _refuse_split_memory(
 ) -> None:
     """Refuse `w` and its like where only the whole backward is given: nothing is held between B and W."""
     if values["w_bytes"]:
-        raise reader.fail("w_mib", "is held from B to W: give t_b_ms and t_w_ms, or leave it out")
+        key = reader.key_of("w")
+        raise reader.fail(key, "is held from B to W: give t_b_ms and t_w_ms, or leave it out")
     for at, level in enumerate(levels):
         if level.b_work_bytes is not None:
             raise reader.fail(
-                f"recompute[{at}].b_work_mib",
+                f"recompute[{at}].b_work",
                 "is of B alone: give t_b_ms and t_w_ms, or leave it out",
             )
 

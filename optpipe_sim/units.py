@@ -293,6 +293,7 @@ class Reader:
         if not isinstance(data, Mapping):
             raise ProfileError(f"{where or 'profile'}: expected a mapping, got {data!r}")
         self.left, self.where = dict(data), where
+        self._keys: dict[str, str] = {}  # by stem, as they were given
 
     def fail(self, key: str, problem: str) -> ProfileError:
         return ProfileError(f"{self.where}.{key}: {problem}" if self.where else f"{key}: {problem}")
@@ -313,7 +314,12 @@ class Reader:
             raise self.fail(given[1], f"given twice, also as {given[0]}")
         if not given:
             return None
+        self._keys[stem] = given[0]
         return given[0], self.left.pop(given[0]), units[given[0][len(stem) :]]
+
+    def key_of(self, stem: str) -> str:
+        """Return the key that was read for a stem, with the unit that it has."""
+        return self._keys.get(stem, stem)
 
     def whole(self, key: str, value: Any, factor: int, positive: bool = False) -> int:
         """`value` times its unit, rounded half up once."""

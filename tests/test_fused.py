@@ -90,9 +90,10 @@ def test_file_says_the_backward_as_one(tmp_path: Path) -> None:
         ({"t_w_ms": 10}, "stages.t_b_ms: missing"),
         ({"t_bw_ms": None}, "stages.t_b_ms: missing"),
         ({"w_mib": 50}, "stages.w_mib: is held from B to W: give t_b_ms and t_w_ms"),
+        ({"w_gib": 1}, "stages.w_gib: is held from B to W: give t_b_ms and t_w_ms"),
         (
             {"recompute": [{"name": "full", "t_ms": 1, "keep_mib": 1, "b_work_mib": 2}]},
-            "stages.recompute[0].b_work_mib: is of B alone",
+            "stages.recompute[0].b_work: is of B alone",
         ),
     ],
 )

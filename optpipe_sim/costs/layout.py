@@ -67,7 +67,7 @@ class Layout:
         "devices that share one expert, tp or 1; default: tp if ep divides cp x dp, else 1",
         metavar="N",
     )
-    chunks: int = option(1, "stages per device of the pipeline", metavar="N")
+    chunks: int = option(1, "stages per device, as Megatron-LM's virtual stages", metavar="N")
     placement: str | Sequence[int] = option(
         "loop",
         "of the chunks: loop (stage s on device s mod p) or vee (there and back)",

@@ -94,7 +94,7 @@ class Work:
     )
     recompute: str = option(
         "none",
-        "what B recomputes: none, norms, full or modules by Megatron-LM's names, as in core_attn,mlp. Norms include"
+        "what the backward recomputes: none, norms, full or modules by Megatron-LM's names, as in core_attn,mlp. Norms include"
         " activation functions and dropout; full is the whole layer",
         metavar="none|norms|full|MODULE,...",
         read=choice_of,
@@ -113,7 +113,7 @@ class Work:
     )
     exchange: str = option(
         "plain",
-        "of tokens between experts: plain, per-node, overlapped or per-node-overlapped. Per-node: once per node, as"
+        "how tokens get to their experts: plain, per-node, overlapped or per-node-overlapped. Per-node: once per node, as"
         " DeepEP does; overlapped: behind another microbatch's compute",
         metavar="HOW",
     )
@@ -131,7 +131,7 @@ class Work:
     )
     overlap: tuple[str, ...] = option(
         (),
-        "what hides behind compute, of grad-reduce,param-gather,tp-comm; default: nothing. As Megatron-LM can: the"
+        "communication that runs behind compute: some of grad-reduce,param-gather,tp-comm; default: none. As Megatron-LM can: the"
         " replicas' gradients, behind the last backward passes; the updated weights, behind the next iteration's"
         " first forward passes; tensor parallelism's collectives, behind the GEMMs that they feed or follow",
         metavar="A,B,...",
@@ -141,7 +141,7 @@ class Work:
     )
     pairs: str = option(
         "none",
-        "a forward and a backward may run as one op that hides their exchange of tokens: combined or delayed-w."
+        "run a forward and a backward as one op, which hides the exchange of tokens between experts: combined or delayed-w."
         " As --overlap-moe-expert-parallel-comm of Megatron-LM (without a word, too), and with"
         " --delay-wgrad-compute; replayed layer by layer, and the profile says how much is hidden; other ops pay all"
         " of it",
@@ -200,7 +200,7 @@ class Work:
     )
     imbalance: Any = option(  # noqa: RUF009
         1.0,
-        "tokens of the GPU whose experts get most, over the mean: a number, a range, unknown or a file. All others of"
+        "the most tokens that the experts of one GPU get, over the mean: a number, a range, unknown or a file. All others of"
         " its stage wait for it. 1: balance, as by force; of a range costs are taken at the middle; unknown: as in"
         " runs without balance by force; a file has the tokens of each expert, a line per layer",
         metavar="X|A..B|FILE",

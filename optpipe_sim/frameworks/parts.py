@@ -68,7 +68,7 @@ def parts_of(profile: CostProfile, layers: Sequence[int] | None = None) -> tuple
     if None in said and "layers_per_stage" not in profile.meta:
         raise ProfileError(
             f"stages[{said.index(None)}].layers: missing in the profile {profile.name}: frameworks"
-            " need the number of layers of each stage; write it there, or give the layers of each stage"
+            " need the number of layers of each stage; write it there, or give all of them, as in --layers 4,4,4,3"
         )
     counts = [count or 0 for count in said]
     model, known = profile.meta.get("model"), profile.meta.get("layers_per_stage")

@@ -65,7 +65,7 @@ class SolveOptions:
     )
     gap: float = option(
         0.0,
-        "stop when the best schedule is proven to be within this optimality gap, a share: 0.01 is 1%",
+        "stop as soon as the best schedule is proven to be at most this much slower than any can be, a share: 0.01 is 1%",
         metavar="SHARE",
     )
     solver: str = option(
@@ -88,8 +88,8 @@ class SolveOptions:
     )
     treatments: Sequence[str] | None = option(
         None,
-        "allowed treatments of activations, out of keep,offload,recompute; default: all that the profile has. Keeping"
-        " is always possible",
+        "what may be done with activations until their backward: some of keep,offload,recompute; default: all that the"
+        " profile has. Keeping is always possible",
         metavar="A,B",
     )
     per_stage: bool = option(False, "treat all activations of a stage alike, as frameworks require")

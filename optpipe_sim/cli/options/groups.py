@@ -15,11 +15,11 @@ _OPTIONS = {
     " --measured-tokens-per-s --measured-gib --execution --lengths --device --profile --against --op --mode --fit"
     " --instance --bound --proof --by --how --forward-only",
     VARY: "--family --treatments --per-stage --schedules --chunks --placement --slices --levels --offload --offload-to"
-    " --margin --noise --pairs",
+    " --margin --noise --pairs --nearest --without-offloads --without-recomputation",
     SEARCH: "--time-limit --gap --top --seed --objective --engine --workers --no-cache --solver --evaluations"
     " --warm-start --quantile --samples --force --lp",
     OUTPUT: "--json -q --save --save-profile --save-measurement --save-run --save-trace --report --gantt --chart --csv"
-    " --figure --write --from --to --trace --log --write-model --solution --out --library --scripts --script",
+    " --figure --write --from --to --trace --log --write-model --solution --out --library --scripts --script --format --parts",
 }
 _GROUP_OF = {name: group for group, names in _OPTIONS.items() for name in names.split()}
 # what a run has in one command is what may vary in another
@@ -27,6 +27,8 @@ _ELSEWHERE = {
     "advise": {VARY: "--pp --recompute"},
     "solve": {VARY: "--layers"},
     "evaluate": {RUN: "--log"},
+    "import": {RUN: "--from"},
+    "export": {OUTPUT: "--force", VARY: "--offload-modules"},
 }
 _SELDOM = {
     "solve": "--engine --objective --solver --write-model --force --evaluations --warm-start --quantile --samples"

@@ -52,7 +52,7 @@ def add_problem(parser: ArgumentParser) -> None:
 
 def add_schedule_problem(parser: ArgumentParser) -> None:
     """Add ``-m`` and ``--memory-limit`` for one schedule by name or file."""
-    add_microbatches(parser, "needed with a name; a file says it itself")
+    add_microbatches(parser, "needed with the name of a schedule; a file has it")
     add_limit(parser)
 
 

@@ -146,9 +146,9 @@ def _notes(out: Out, result: Comparison) -> None:
         note = "✗: does not fit"
         if not result.every_level and any(row.levels for row in result.rows):
             note += " at any level"
-        note += "; its figures are those without the limit"
+        note += "; the row is its replay without the limit"
         if not result.baseline.fits:
-            note += ", and so are those of the 1F1B that speeds are over"
+            note += ". Nor does 1F1B: ×1F1B is over its time without the limit"
         out.print(Text(note, "dim"))
     if any(row.schedule.split(":")[0] == "optpipe" for row in result.rows):
         out.print(

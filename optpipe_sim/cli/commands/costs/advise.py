@@ -80,8 +80,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "per_stage",
         "seed",
         "time_limit",
-        treatments="allowed treatments of activations, out of keep,offload,recompute; default: all; --recompute"
-        " says which levels",
+        treatments="what may be done with activations until their backward: some of keep,offload,recompute;"
+        " default: all; --recompute says which levels",
         per_stage="only plans that treat all activations of a stage alike, as frameworks require",
         time_limit="seconds in all (20)",
     )

@@ -42,8 +42,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "treatments",
         "per_stage",
         time_limit="seconds for each schedule that is found by a search (optpipe; default: 10)",
-        treatments="allowed treatments of activations, out of keep,offload,recompute; with recompute, every"
-        " schedule with each level of recomputation (default: all that the profile has, and a level where a"
+        treatments="what may be done with activations until their backward: some of keep,offload,recompute;"
+        " with recompute, every schedule with each level of recomputation (default: all that the profile has, and a level where a"
         " schedule does not fit without one)",
         per_stage="only schedules that treat all activations of a stage alike, as frameworks require",
     )

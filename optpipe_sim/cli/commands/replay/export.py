@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--out",
         metavar="FILE",
-        help="default: the schedule's name with the ending of the format, where there is no such file yet",
+        help="the file; default: the schedule's name with the ending of the format, unless there is such a file",
     )
     parser.add_argument(
         "--force", action="store_true", help="overwrite a file that has the default name"

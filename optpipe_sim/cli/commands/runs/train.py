@@ -63,7 +63,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     layers = {"read": layer_list, "help": "layers per stage; default: balanced"}
     add_fields(parser, Layout, "layers", layers=layers)
     add_levels(parser)
-    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of everything (0)")
+    parser.add_argument(
+        "--seed", type=whole, default=0, metavar="N", help="of weights, data and searches (0)"
+    )
     parser.add_argument("--lr", type=positive, default=3e-3, metavar="X", help="of AdamW (0.003)")
     parser.add_argument(
         "--text",

@@ -71,7 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     layers.add_options(parser)
     add_pictures(parser, "the", "the schedule, its memory and why it waits")
     parser.add_argument(
-        "--save", metavar="S.json", help="a file that always holds the best schedule so far"
+        "--save", metavar="S.json", help="write the best schedule, anew with every better one"
     )
     parser.add_argument(
         "--log", metavar="F.csv", help="write objective and bound over time, at each improvement"
