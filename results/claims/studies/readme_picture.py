@@ -22,7 +22,7 @@ def sentences(_: Tables) -> Iterator[str]:
     m, stages = plan.shape.microbatches, plan.shape.stages
     rule = simulate(build(RULE, profile, m), profile, LIMIT)
     yield (
-        f"*A plan of this search for a {model} model on {plan.shape.devices} devices with {LIMIT // GIB} GiB each, {m} microbatches,"
+        f"*A plan that `solve` found for a {model} model on {plan.shape.devices} devices with {LIMIT // GIB} GiB each, {m} microbatches,"
         f" {plan.shape.chunks} chunks per device, simulated from published op times: {trace.makespan_ns / 1e6:.0f} ms, of which the"
         f" busiest device waits {percent(trace.bubble_rate_flush)}; PipeOffload, the fastest published schedule that fits, takes"
         f" {rule.makespan_ns / 1e6:.0f} ms."
