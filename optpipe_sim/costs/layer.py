@@ -141,7 +141,7 @@ def layer(model: Model, dense: bool, work: Work) -> Layer:
         gemms=gemms + mlp_gemms,
         score_gemms=score_gemms,
         attention_flops=2 * t * work.seq * a * (model.qk_dim + model.v_dim),
-        executed_share=0.5 if work.flash else 1.0,
+        executed_share=0.5 if work.flash and not model.bidirectional else 1.0,
         elementwise_f=elementwise_f + mlp_f + scores_f,
         elementwise_b=elementwise_b + mlp_b + scores_b,
         routed=(0, 0) if dense else _routed_bytes(model, work),

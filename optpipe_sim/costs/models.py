@@ -34,6 +34,7 @@ class Model:
         kv_heads: heads of keys and values (GQA); equal to `heads` without grouping.
         head: what comes after the last norm: ``vocab`` (a language model's logits), ``sequence`` (`labels` of a
             sequence, as of a reward model), ``token`` (`labels` of each token, with a bias) or ``none``.
+        bidirectional: tokens attend to all others, as in encoders, not to earlier ones alone.
         tied: the head shares the embedding's weights. Across stages both keep a copy.
         qk_norm, qk_norm_whole: norms of queries and keys, of each head alike or over all heads together.
         experts, experts_per_token, expert_ffn: routed experts; `shared_ffn` is the summed width of
@@ -68,6 +69,7 @@ class Model:
     qk_norm_whole: bool = False
     head: str = "vocab"
     labels: int = 0
+    bidirectional: bool = False
     positions: int = 0
     context: int = 0
     rotary_base: int = 0

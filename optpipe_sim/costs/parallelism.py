@@ -321,6 +321,10 @@ def check_work(model: Model, work: Work) -> None:
         value = getattr(work, key)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
             raise OptPipeError(f"{key}: must be a whole number from 1 to 16777216, got {value!r}")
+    if model.bidirectional and work.slices > 1:
+        raise OptPipeError(
+            f"slices: {model.name} attends to later tokens (bidirectional); leave them out"
+        )
     require_modules(work.recompute, model, work.exchange)
     if work.exchange not in EXCHANGES:
         raise OptPipeError(f"exchange: expected {', '.join(EXCHANGES)}, got {work.exchange!r}")

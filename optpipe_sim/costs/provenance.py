@@ -46,7 +46,7 @@ _FLAGS = (
     "step_copy",
 )
 _SHARES = ("expert_rank_capacity", "paged_stash")
-_ONCE = (
+ONCE = (
     "optimizer_ms",
     "gradient_sync_ms",
     "exposed_exchange_ms",
@@ -92,7 +92,7 @@ def provenance(
         },
         "work": _work(work, lengths),
         "layers_per_stage": list(counts),
-        "iteration": {key: notes[key] for key in _ONCE if key in notes}
+        "iteration": {key: notes[key] for key in ONCE if key in notes}
         | ({"fixed_ms": fixed} if fixed else {})
         | {"overhead": rates.overhead, "peak_flops_per_device": machine.peak(work.dtype)},
         "parameters_per_device": notes["parameters_per_device"],
@@ -318,7 +318,7 @@ def _flops(model: Model, work: Work, causal: bool = False) -> int:
         if number:
             one = layer(model, kind, whole)
             total += number * sum(one.flops(op) for op in OPS)
-            if causal:  # F once, B twice
+            if causal and not model.bidirectional:  # F once, B twice
                 total -= number * 3 * one.attention_flops // 2
     return total
 

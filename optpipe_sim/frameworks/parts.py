@@ -55,6 +55,11 @@ def parts_of(profile: CostProfile, layers: Sequence[int] | None = None) -> tuple
         ProfileError: for a stage without a number of layers.
         OptPipeError: for `layers` that are not one number per stage.
     """
+    if "encoder" in profile.meta:
+        raise OptPipeError(
+            f"{profile.name} has an encoder in front, which these options cannot say: give frameworks the language"
+            " model's profile, and the number of layers that solve --layers any leaves each stage"
+        )
     if layers is not None:
         if len(layers) != len(profile.stages) or min(layers) < 0 or sum(layers) < 1:
             raise OptPipeError(

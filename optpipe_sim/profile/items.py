@@ -13,6 +13,7 @@ from .parts import evenly, merge
 from .streams import Line, Streams, exchange_ns, hidden_ns
 
 EMBEDDING, HEAD, MTP = "embedding", "head", "mtp"  # every other name is that of a decoder layer
+ENCODER = "encoder "  # or, where it begins so, of a layer of an encoder in front
 PARTIAL = {"25%": 0.25, "50%": 0.5, "75%": 0.75}  # of the layers that a level recomputes whole
 MOST_ITEMS = 4096
 ROUNDING = 1e-4  # of an amount, where each item of a stage was rounded
@@ -218,8 +219,10 @@ def layout_words(items: Sequence[Item], counts: Sequence[int]) -> list[str]:
     words = []
     for first, last in pairwise([0, *accumulate(counts)]):
         names = [item.name for item in items[first:last] if not item.decoder]
-        number = last - first - len(names)
+        encoder = sum(item.name.startswith(ENCODER) for item in items[first:last])
+        number = last - first - len(names) - encoder
         front = [name for name in names if name == EMBEDDING]
+        front += [f"{encoder} of the encoder"] if encoder else []
         back = [name for name in names if name != EMBEDDING]
         words.append(" + ".join([*front, *([str(number)] if number else []), *back]))
     return words

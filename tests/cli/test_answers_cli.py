@@ -196,6 +196,23 @@ def test_gpus_of_an_estimate_are_said_by_devices_and_replicas(cli) -> None:
     assert "--gpus: give --devices, the GPUs of one replica, and --dp, the replicas" in refused.err
 
 
+def test_an_encoder_comes_in_front(cli) -> None:
+    Path("vit.yaml").write_text(
+        "{style: gpt, layers: 24, hidden: 1024, heads: 16, vocab: 1, head: none, bidirectional: yes}"
+    )
+    assert (
+        cli("estimate --model vit.yaml --machine h100 --devices 1 --seq 1024 --save t.yaml").code
+        == 0
+    )
+    words = "estimate --model llama3-8b --machine h100 --devices 8 --seq 2048 --no-levels --save both.yaml"
+    assert "24 layers of vit in front, on the first stage" in cli(f"{words} --encoder t.yaml").out
+    ran = cli("solve both.yaml -m 8 --layers any --time-limit 1")
+    assert "of the encoder" in ran.out
+    refused = cli(f"{words} --tp 2 --encoder t.yaml")
+    assert refused.code == 2
+    assert "--encoder: estimated on tp 1" in refused.err
+
+
 def test_the_first_line_of_an_estimate_says_that_nothing_fits(cli) -> None:
     """70 billion parameters on 8 devices: with each of them 165 GiB."""
     line = "estimate --model llama3-70b --machine h100 --seq 8192 --devices"

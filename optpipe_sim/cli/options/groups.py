@@ -12,7 +12,7 @@ GROUPS = (RUN, VARY, SEARCH, OUTPUT)
 _OPTIONS = {
     RUN: "--model --machine --calibrate --gpus --devices --global-batch --seq -m --stages --pp --microbatch"
     " --layers --schedule --recompute --dtype --capacity-factor --pad-to-capacity --memory-limit --limits --measured-ms"
-    " --measured-tokens-per-s --measured-gib --execution --lengths --device --profile --against --op --mode --fit"
+    " --measured-tokens-per-s --measured-gib --execution --lengths --encoder --device --profile --against --op --mode --fit"
     " --instance --bound --proof --by --how --forward-only",
     VARY: "--family --treatments --per-stage --schedules --chunks --placement --slices --levels --offload --offload-to"
     " --margin --noise --pairs --nearest --without-offloads --without-recomputation",
@@ -42,7 +42,7 @@ _SELDOM = {
     "explain": "--objective",
     "report": "--objective",
     "advise": "--seed --capacity-factor --pad-to-capacity --offload-to --etp --slices --csv --chart --per-stage",
-    "estimate": "--offload --capacity-factor --pad-to-capacity --offload-to --etp --lengths",
+    "estimate": "--offload --capacity-factor --pad-to-capacity --offload-to --etp --lengths --encoder",
 }
 
 

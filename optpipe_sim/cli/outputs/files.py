@@ -30,6 +30,7 @@ INPUTS = (
     "execution",
     "fit",
     "lengths",
+    "encoder",
     "imbalance",
     "run_log",
     "text",

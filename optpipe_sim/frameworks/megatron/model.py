@@ -124,6 +124,8 @@ def unsaid(model: Model) -> Iterator[str]:
         )
     if model.qk_norm_whole:
         yield "--qk-layernorm normalizes queries and keys head by head, this model all heads together"
+    if model.bidirectional:
+        yield "its pretrain_gpt.py attends to earlier tokens alone, this model to all"
     if model.gated and model.activation not in ("silu", "swish", QUICK):
         yield (
             f"its gated MLP has {model.activation}, and the options have SiLU and quick GeLU alone: --swiglu costs the same"

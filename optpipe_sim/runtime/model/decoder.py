@@ -378,11 +378,15 @@ def check_model(model: Model, seq: int) -> Model:
         raise OptPipeError(
             f"model {model.name}: kv_lora: the runtime has no latent attention; estimate its costs"
         )
-    if model.qk_norm_whole or model.head != "vocab":
-        key = "qk_norm_whole" if model.qk_norm_whole else "head"
+    others = {
+        "qk_norm_whole": model.qk_norm_whole,
+        "bidirectional": model.bidirectional,
+        "head": model.head != "vocab",
+    }
+    if key := next((key for key, other in others.items() if other), None):
         raise OptPipeError(
-            f"model {model.name}: {key}: the runtime has norms of each head and a language model's head alone;"
-            " estimate its costs"
+            f"model {model.name}: {key}: the runtime has norms of each head, attention to earlier tokens and a language"
+            " model's head alone; estimate its costs"
         )
     if not model.gpt and model.head_dim % 2:
         raise OptPipeError(

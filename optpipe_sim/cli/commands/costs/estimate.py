@@ -40,6 +40,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " microbatches then differ, and solve searches their order too (default: all are of --seq tokens)",
     )
     parser.add_argument(
+        "--encoder",
+        metavar="P.yaml",
+        help="a profile of an encoder of images or sounds, estimated on as many devices per stage and for what one microbatch"
+        " has of these: its layers come in front of the model's, on the first stage unless solve --layers any spreads"
+        " them (default: none)",
+    )
+    parser.add_argument(
         "--levels",
         action=argparse.BooleanOptionalAction,
         help="give the stages levels of recomputation (norms, attention, MLP, k of L layers), for"
@@ -77,6 +84,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     profile = made(work)
     if arguments.lengths:
         profile = _differing(profile, made, work, arguments.lengths)
+    if arguments.encoder:
+        profile = _behind(profile, arguments.encoder)
     files = {}
     if arguments.save:
         save_profile(profile, arguments.save)
@@ -119,6 +128,19 @@ def _differing(
 
     found = length_factors(read_lengths(path), work.seq, work.microbatch, work_ns)
     return replace(profile, microbatch_time=found.time, microbatch_bytes=found.size)
+
+
+def _behind(profile: CostProfile, path: str) -> CostProfile:
+    """Return the profile with an encoder in front."""
+    from ....costs.encoder import with_encoder
+    from ....profile_io import load_profile
+
+    try:
+        return with_encoder(profile, load_profile(path))
+    except OptPipeError as error:
+        raise OptPipeError(
+            f"--{error}" if str(error).startswith("encoder:") else str(error)
+        ) from None
 
 
 def _chart(profile: CostProfile, path: str) -> dict[str, str]:
@@ -218,8 +240,15 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
             f"offloads go to the node's drives: at most {format_size(most_written(profile))} per microbatch"
             " and node, for the devices of one pipeline"
         )
-    shares = ", ".join(f"{key} {share:.0%}" for key, share in meta["time_spent"].items() if share)
-    out.print(f"compute time: {shares}")
+    if spent := meta.get("time_spent"):
+        shares = ", ".join(f"{key} {share:.0%}" for key, share in spent.items() if share)
+        out.print(f"compute time: {shares}")
+    if encoder := meta.get("encoder"):
+        out.print(
+            f"{counted(encoder['layers'], 'layer')} of {encoder['model']['name']} in front, on the first stage; solve --layers"
+            " any gives each stage its share",
+            soft_wrap=True,
+        )
     if fitted is not None:
         names = ", ".join(f"{name} {getattr(fitted.rates, name):.3g}" for name in fitted.names)
         errors = [abs(one.error) for one in fitted.after]
