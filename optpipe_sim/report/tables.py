@@ -186,7 +186,8 @@ def legend(*traces: Trace) -> str:
         if kind in there
     ]
     if shape.chunks > 1:
-        entries.append((_plain(shade(OpKind.F, 1, shape.chunks)), "F of later chunks"))
+        paler = [shade(kind, 1, shape.chunks) for kind in OpKind if kind in there]
+        entries.append((_beside(paler), "paler: of later chunks"))
     entries += [
         (
             f"{_HATCH[CAUSE_PATTERNS[cause]]}{_plain(CAUSE_COLOURS[cause] + '55')}",
@@ -215,6 +216,13 @@ def legend(*traces: Trace) -> str:
 
 def _plain(colour: str) -> str:
     return f"linear-gradient({colour},{colour})"
+
+
+def _beside(colours: Sequence[str]) -> str:
+    """Return bands of colours, beside one another."""
+    width = 100 / len(colours)
+    bands = (f"{one} {at * width:.1f}% {(at + 1) * width:.1f}%" for at, one in enumerate(colours))
+    return f"linear-gradient(90deg,{','.join(bands)})"
 
 
 def _line(colour: str, gap: int = 0) -> str:

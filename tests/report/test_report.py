@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pages import HOSTILE, LEVELS, Page, replayed
 
-from optpipe_sim import Report, Trace, load_profile, simulate
+from optpipe_sim import Report, Trace, build, load_profile, simulate
 from optpipe_sim.cli import main
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.ops import Op, OpKind
+from optpipe_sim.plot.style import shade
 from optpipe_sim.reasons.data import explain_data
 from optpipe_sim.reasons.reasons import Reasons, last_reason
 from optpipe_sim.report.columns import TraceColumns, whole
@@ -31,6 +32,7 @@ from optpipe_sim.report.difference import (
     time_rows,
     treatment_rows,
 )
+from optpipe_sim.report.tables import legend
 from optpipe_sim.study.compare import compare_all
 from optpipe_sim.units import format_time
 
@@ -134,6 +136,15 @@ def test_an_op_names_what_it_waited_for(trace: Trace) -> None:
         assert f"{format_time(late)} for no reason" in waited if late else "no reason" not in waited
         # an arrow from what it waited for, which has ended or (a reload's anchor) begun
         assert columns.ops["since"][row] <= trace.start_ns[row]
+
+
+def test_the_legend_has_every_colour_of_an_op() -> None:
+    profile = load_profile(PROFILE)
+    schedule = build("zb-v", profile, 8)
+    shown = legend(simulate(schedule, profile.for_shape(schedule.shape)))
+    colours = {shade(kind, chunk, 2) for kind in (OpKind.F, OpKind.B, OpKind.W) for chunk in (0, 1)}
+    assert len(colours) == 6
+    assert {colour for colour in colours if colour in shown} == colours
 
 
 @given(st.lists(st.integers(-(2**31), 2**53), max_size=8))
