@@ -138,8 +138,9 @@ def _by_rules(profile: CostProfile, microbatches: int) -> Iterator[Row]:
     """The rows of the methods that draw nothing at random."""
     problems = list(_problems(profile, microbatches))
     counts = [each.shape.chunks for each in problems if each.shape.placement_name == "loop"]
+    levels = _levels([profile, *(each.profile for each in problems)])
     for treated in TREATED:
-        ways = ways_of(profile, treated)
+        ways = ways_of(levels, treated)
         for method, rules in RULES.items():
             names = _named(profile, rules, ways, counts)
             yield _by(method, treated, _best(names, profile, microbatches))
@@ -147,7 +148,7 @@ def _by_rules(profile: CostProfile, microbatches: int) -> Iterator[Row]:
             yield _by(method, treated, _best_grouped(problems, family, ways))
     for method, rule in CHOOSING.items():
         if rule.option == "level":
-            rule = rule._replace(values=_levels(profile))
+            rule = rule._replace(values=levels)
         names = _named(profile, (rule,), [None], counts)
         yield _by(method, CHOSEN, _best(names, profile, microbatches))
 
@@ -170,8 +171,9 @@ def _copy_ratio(profile: CostProfile) -> float | None:
     )
 
 
-def _levels(profile: CostProfile) -> list[str]:
-    return list(dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute))
+def _levels(profiles: Sequence[CostProfile]) -> list[str]:
+    """The levels that stages have in any number of chunks: a half of two layers is none of five."""
+    return list(dict.fromkeys(name for profile in profiles for name in profile.level_names))
 
 
 def _problems(profile: CostProfile, microbatches: int) -> Iterator[Problem]:
@@ -181,11 +183,11 @@ def _problems(profile: CostProfile, microbatches: int) -> Iterator[Problem]:
             yield make_problem(shaped, microbatches)
 
 
-def ways_of(profile: CostProfile, treated: str) -> list[Way | None]:
+def ways_of(levels: Sequence[str], treated: str) -> list[Way | None]:
     """The ways to recompute every activation that a treatment stands for."""
     if treated == "none":
         return [None]
-    chosen = [name for name in _levels(profile) if (name == FULL) == (treated == FULL)]
+    chosen = [name for name in levels if (name == FULL) == (treated == FULL)]
     return [Way(name, apart) for name in chosen for apart in (False, True)]
 
 

@@ -117,12 +117,12 @@ def _plans(profile: CostProfile, m: int, options: SolveOptions) -> Plans:
         name: _least(base, *_by_name(names, shape, m, own))
         for name, (names, shape) in shapes.items()
     }
-    every = dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute)
-    levels = list(_by_name(PLAIN, profile.rechunk(1), m, every))
-    levels += [trace for cut in loops for trace in _by_name(INTERLEAVED, cut, m, every)]
+    whole = profile.rechunk(1)
+    levels = list(_by_name(PLAIN, whole, m, whole.level_names))
+    levels += [trace for cut in loops for trace in _by_name(INTERLEAVED, cut, m, cut.level_names)]
     stages = levels + [
         one
-        for cut in (profile.rechunk(1), *cuts)
+        for cut in (whole, *cuts)
         if cut.shape(m).placement_name == "loop"
         for one in _by_name(("adapipe",), cut, m)
     ]

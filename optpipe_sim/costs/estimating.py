@@ -12,7 +12,7 @@ from ..execution import Execution, load_execution
 from ..option_fields import made_of, takes
 from ..profile import CostProfile
 from ..profile.dealing import deal_layers
-from ..profile.items import EMBEDDING, HEAD, MTP, Item
+from ..profile.items import EMBEDDING, HEAD, MTP, Item, deal_items, decoder_layers
 from ..profile.streams import Streams
 from ..schedule.shape import expand_placement
 from ..schedules.sliced.exchange import with_context_exchange
@@ -289,6 +289,10 @@ class _Plan:
                     f" all others; {self.model.name} has {self.model.mtp}; got {', '.join(map(str, given))}"
                 )
             return list(given)
+        placed = expand_placement(self.layout.placement, self.layout.pipeline, self.layout.chunks)
+        if self.work.slices == 1:
+            items = self.items(levels=False)
+            return decoder_layers(items, deal_items(items, placed, self.model.name))
         more = self.work.slices - 1  # attention of a slice in the middle
         cost = {
             kind: sum(times[op].total + more * times[op].attention for op in OPS)
@@ -297,7 +301,6 @@ class _Plan:
         each = [cost[self.model.is_dense(at)] for at in range(self.model.layers)]
         first, last = (sum(end[op].total for op in OPS) for end in self.ends)
         last += self.model.mtp * (last + each[-1] + cost.get(None, 0.0))
-        placed = expand_placement(self.layout.placement, self.layout.pipeline, self.layout.chunks)
         return deal_layers(tuple(each), first, last, placed, self.model.name)
 
     def stages(self, counts: Sequence[int | str], levels: bool) -> list[StageCost]:
@@ -420,6 +423,8 @@ class _Plan:
         times["W"] = times["W"].plus(OpTime(elementwise=moved))
         reserve = working + buffers + round(self.machine.rates.workspace_mib * 2**20)
         reserve += userbuffer_bytes(self.model, self.work)
+        if self.layout.zero == 3:  # one layer's weights gathered, the next one's on the way
+            reserve += 2 * max(sum(w) for w in self.weights.values()) * self.work.element
         return _Parts(times, act, held, movable, (count[0], count[1]), reserve, excess, copies)
 
     def _stage(self, part: _Parts, chunks: int) -> StageCost:
@@ -432,8 +437,6 @@ class _Plan:
         factor = self.machine.rates.memory_factor
         each = self.work.weight_bytes
         static = static_bytes(weights, self.layout, each, self.work.held_gradient_bytes)
-        if self.layout.zero == 3:  # one layer's weights gathered, the next one's on the way
-            static += 2 * max(sum(w) for w in self.weights.values()) * self.work.element
         kept = round(act * factor)
         return StageCost(
             t_f_ns=max(1, round(seconds["F"] * 1e9)),

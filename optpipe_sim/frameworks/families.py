@@ -81,7 +81,7 @@ def _megatron_kind(name: str) -> str:
 
 
 def _torchtitan_levels(profile: CostProfile) -> list[str]:
-    names = {level.name for cost in profile.stages for level in cost.recompute}
+    names = profile.level_names
     return [level for level in torchtitan.CHECKPOINTS if level in names]
 
 

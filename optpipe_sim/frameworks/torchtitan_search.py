@@ -88,7 +88,7 @@ def best(
         OutOfMemory: if none fits, and another `OptPipeError` as `solve`.
     """
     plain = restrict(profile, ("keep", "recompute"))
-    names = {level.name for cost in plain.stages for level in cost.recompute}
+    names = plain.level_names
     levels = [level for level in CHECKPOINTS if level is None or (recompute and level in names)]
     own = replace(
         options, time_limit=options.time_limit / len(levels), treatments=None, margin=None

@@ -309,6 +309,12 @@ class CostProfile:
         """(kinds, stages) int64: what an op releases, where activations are kept whole."""
         return self.op_table.released_bytes[:, :, KEEP].copy()  # contiguous, whatever the levels
 
+    @cached_property
+    def level_names(self) -> tuple[str, ...]:
+        """The levels of recomputation that any stage has, from the first stage on."""
+        names = (level.name for cost in self.stages for level in cost.recompute)
+        return tuple(dict.fromkeys(names))
+
     @property
     def has_levels(self) -> bool:
         """Whether any stage can be recomputed."""

@@ -154,7 +154,7 @@ def _ending(
 
 def adds_up(stage: StageCost, made: StageCost) -> bool:
     """Whether a stage is what its items make, but for the rounding of each of them."""
-    if [level.name for level in stage.recompute] != [level.name for level in made.recompute]:
+    if bool(stage.recompute) != bool(made.recompute):
         return False
     for key in AMOUNTS:
         one, other = getattr(stage, key), getattr(made, key)

@@ -100,7 +100,7 @@ def analyse_binding(
     if profile.offload is not None:
         quick = _changed(profile, lambda cost: replace(cost, t_offload_ns=0, t_reload_ns=0))
         eased.append(Eased("if copies took no time", bound(quick, limits).ns))
-    for name in dict.fromkeys(one.name for cost in profile.stages for one in cost.recompute):
+    for name in profile.level_names:
         free = _changed(profile, partial(_free, name))
         eased.append(Eased(f"if recomputing {name!r} took no time", bound(free, limits).ns))
     return Binding(

@@ -43,11 +43,10 @@ def everywhere(profile: CostProfile, level: str) -> Levels:
     Raises:
         InvalidSchedule: if no stage has this level.
     """
-    known = list(dict.fromkeys(one.name for cost in profile.stages for one in cost.recompute))
-    if level not in known:
+    if level not in profile.level_names:
         raise InvalidSchedule(
             f"recompute={level}: the profile {profile.name} has no such level; it has"
-            f" {', '.join(known) or 'none (give its stages a list recompute)'}"
+            f" {', '.join(profile.level_names) or 'none (give its stages a list recompute)'}"
         )
     return [level if cost.level(level) else None for cost in profile.stages]
 

@@ -23,7 +23,7 @@ def excess(
     peaks = trace.peak_bytes
     text = f"does not fit: {held_above(peaks, limits)}; it fits with a limit of {size_above(max(peaks))}"
     lighter = []
-    levels = dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute)
+    levels = profile.level_names
     for name in () if schedule.recompute else levels:
         stages = {str(at): name for at, cost in enumerate(profile.stages) if cost.level(name)}
         try:

@@ -53,7 +53,7 @@ def plain_plans(
         names: only these schedules; None: all.
     """
     profile = replace(profile, memory_limit=None)
-    levels = {level.name for cost in profile.stages for level in cost.recompute}
+    levels = profile.level_names
     chunks = sorted({shape.chunks for shape in candidate_shapes(profile)} - {1})
     others = [
         name for name in those(lambda entry: entry.common) if name not in (PLAIN, INTERLEAVED)

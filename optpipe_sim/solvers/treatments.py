@@ -51,7 +51,7 @@ def named_levels(profile: CostProfile, numbers: np.ndarray) -> Levels:
     Args:
         numbers: (stages, units) the number of the level in its stage, from 1; 0: none.
     """
-    names = list(dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute))
+    names = profile.level_names
     table = np.zeros_like(numbers)
     for stage, cost in enumerate(profile.stages):
         own = np.array([0, *(1 + names.index(level.name) for level in cost.recompute)])

@@ -322,7 +322,7 @@ class _Run:
         self.found: dict[str, tuple[Trace, _Key, str | None]] = {}
         self.refused: dict[str, str] = {}
         self.plain: dict[str, str] = {}  # for names with a level, the name without it
-        names = dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute)
+        names = profile.level_names
         known = names if family is None else family.levels(profile)
         self.levels = [name for name in names if name in known]
         self.bounds: dict[_Key, Bound] = {}

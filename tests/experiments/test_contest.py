@@ -81,12 +81,12 @@ def test_the_ranking(rows: list[dict[str, Any]]) -> None:
 
 
 def test_rules_in_groups_are_recomputed_in_the_ways_that_are_asked_for() -> None:
-    profile = uniform(4)
-    assert task.ways_of(profile, "none") == [None]
-    assert {str(way) for way in task.ways_of(profile, "selective")} == {
+    levels = uniform(4).level_names
+    assert task.ways_of(levels, "none") == [None]
+    assert {str(way) for way in task.ways_of(levels, "selective")} == {
         "recompute=light", "recompute=light,apart=yes",
     }  # fmt: skip
-    assert {str(way) for way in task.ways_of(profile, "full")} == {
+    assert {str(way) for way in task.ways_of(levels, "full")} == {
         "recompute=full", "recompute=full,apart=yes",
     }  # fmt: skip
 

@@ -53,7 +53,7 @@ def remedies(name: str | None, trace: Trace, profile: CostProfile | None = None)
     profile, m = profile or trace.profile, trace.schedule.shape.microbatches
     limits = trace.memory_limit or profile.memory_limit
     found = [f"a limit of {size_above(max(trace.peak_bytes))}"]
-    levels = dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute)
+    levels = profile.level_names
     fitting = []
     for level in levels if name and "recompute=" not in name else ():
         try:

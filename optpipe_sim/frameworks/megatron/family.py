@@ -404,7 +404,7 @@ def levels_of(costs: CostProfile) -> Iterator[tuple[str | None, int | None]]:
     divided into chunks."""
     yield None, None
     experts = has_experts(costs)
-    names = dict.fromkeys(level.name for cost in costs.stages for level in cost.recompute)
+    names = costs.level_names
     for name in names:
         if name == "full" or modules_of(name, experts) is not None:
             yield name, None

@@ -84,7 +84,7 @@ def mario(
     if level is not None:
         return _placed(base, everywhere(costs, level), costs, limits).schedule
     if limits is not None:
-        names = dict.fromkeys(one.name for cost in costs.stages for one in cost.recompute)
+        names = costs.level_names
         traces = [_placed(base, everywhere(costs, name), costs, limits) for name in names]
         fitting = [trace for trace in traces if _keeps(trace, limits)]
         if fitting:

@@ -62,7 +62,7 @@ def partial_checkpoints(
         return _kept(base, own, keep)
     if limits is None:
         return base
-    names = dict.fromkeys(one.name for cost in costs.stages for one in cost.recompute)
+    names = costs.level_names
     ways = [own] if level is not None else [everywhere(costs, name) for name in names]
     traces = [found for way in ways if (found := _most(base, way, costs, limits)) is not None]
     if not traces:

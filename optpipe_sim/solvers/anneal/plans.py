@@ -21,9 +21,10 @@ from ...op_costs import treatments
 from ...op_table import KEEP, OpTable, level_of
 from ...ops import BW, B, C, F, O, W
 from ...profile import CostProfile
-from ...schedule import Levels, Schedule
+from ...schedule import Schedule
 from ...schedule.fused import fuse
 from ..problem import Problem
+from ..treatments import named_levels
 
 
 class Plan(NamedTuple):
@@ -193,7 +194,7 @@ def unpack(problem: Problem, plan: Plan, name: str = "search") -> Schedule:
     kinds = np.where((kinds == B) & (plan.mode[unit] % 2 == 1), BW, kinds)
     table = np.stack((kinds, unit >> low, unit & (1 << low) - 1), 1)
     offsets = np.cumsum([0, *plan.length])
-    levels = level_names(problem, _level_numbers(problem, plan))
+    levels = named_levels(problem.profile, _level_numbers(problem, plan))
     paired = _paired(kinds, unit, offsets, plan.mode[1 << high :])
     return Schedule.from_table(
         problem.shape, table, offsets, meta={"name": name}, recompute=levels, paired=paired
@@ -217,14 +218,3 @@ def _level_numbers(problem: Problem, plan: Plan) -> np.ndarray:
     low, _ = bits(problem)
     units = np.arange(problem.shape.stages)[:, None] << low | np.arange(problem.shape.units)
     return level_of(plan.mode[units] // 2)
-
-
-def level_names(problem: Problem, numbers: np.ndarray) -> Levels:
-    """Convert levels given by their number in their stage to the form that schedules store."""
-    stages = problem.profile.stages
-    names = tuple(dict.fromkeys(level.name for cost in stages for level in cost.recompute))
-    table = np.zeros(numbers.shape, np.int64)
-    for stage, cost in enumerate(stages):
-        known = np.array([0, *(1 + names.index(level.name) for level in cost.recompute)])
-        table[stage] = known[numbers[stage]]
-    return Levels(names, table)

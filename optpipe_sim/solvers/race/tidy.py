@@ -16,9 +16,9 @@ from ...ops import C, O, R
 from ...schedule import Schedule
 from ...trace import Trace
 from ..anneal.annealer import Workspace, shares_links, treats
-from ..anneal.plans import level_names, pack
+from ..anneal.plans import pack
 from ..problem import Problem
-from ..treatments import restrict
+from ..treatments import named_levels, restrict
 
 Activation = tuple[int, int]  # stage, unit
 
@@ -127,8 +127,8 @@ def _with(problem: Problem, schedule: Schedule, drop: Drop) -> Schedule:
         chosen[tuple(np.array(drop.activations).T)] = True
     levels = _levels(problem, schedule)
     if drop.level is None:
-        return schedule.without_offloads(chosen, recompute=level_names(problem, levels))
+        return schedule.without_offloads(chosen, recompute=named_levels(problem.profile, levels))
     kinds, stages, units = schedule.table.T
     gone = chosen[stages, units] & (kinds == C) & (drop.level == 0)
     levels = np.where(chosen, np.minimum(levels, drop.level), levels)
-    return schedule.only(~gone, recompute=level_names(problem, levels))
+    return schedule.only(~gone, recompute=named_levels(problem.profile, levels))

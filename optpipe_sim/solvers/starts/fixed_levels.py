@@ -26,8 +26,8 @@ from ...schedules import ADAOFFLOAD
 from ...schedules.adaoffload.adaoffload import adaoffload
 from ...stage_cost import StageCost
 from ..anneal.offloading import offload_everything
-from ..anneal.plans import level_names
 from ..problem import Problem
+from ..treatments import named_levels
 from .sliced import few_in_flight, one_at_a_time
 from .waves import KNOWN, wave_search
 
@@ -281,4 +281,6 @@ def realise(problem: Problem, choice: Choice, schedule: Schedule) -> Schedule:
     table[fused & (table[:, 0] == B), 0] = BW
     kept = ~(fused & (table[:, 0] == W))
     numbers = np.repeat(np.array(choice.levels)[:, None], problem.microbatches, axis=1)
-    return schedule.replace(table=table).only(kept, recompute=level_names(problem, numbers))
+    return schedule.replace(table=table).only(
+        kept, recompute=named_levels(problem.profile, numbers)
+    )

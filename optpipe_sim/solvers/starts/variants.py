@@ -85,9 +85,7 @@ def levels_of(problem: Problem, best_ns: float = float("inf")) -> list[str]:
     `best_ns`."""
     if not problem.may_recompute:
         return []
-    stages = problem.profile.stages
-    levels = dict.fromkeys(level.name for cost in stages for level in cost.recompute)
-    return [name for name in levels if work_ns(problem, name) < best_ns]
+    return [name for name in problem.profile.level_names if work_ns(problem, name) < best_ns]
 
 
 def ways_of(problem: Problem, best_ns: float = float("inf")) -> list[Way | None]:
@@ -143,7 +141,10 @@ def grouped_variants(
     for usual in sizes:
         orders = []
         for at in loops:
+            names = problems[at].profile.level_names
             for way in ways_of(problems[at], best_ns()) if ways is None else ways:
+                if way is not None and way.level not in names:
+                    continue  # which parts of a stage can be recomputed depends on its layers
                 planned = _planned(problems[at], way)
                 for group in _groups(problems[at], usual):
                     if over():
