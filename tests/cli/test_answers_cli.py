@@ -211,6 +211,10 @@ def test_an_encoder_comes_in_front(cli) -> None:
     refused = cli(f"{words} --tp 2 --encoder t.yaml")
     assert refused.code == 2
     assert "--encoder: estimated on tp 1" in refused.err
+    Path("lengths").write_text("1024 1024\n2048\n")
+    refused = cli(f"{words} --lengths lengths --encoder t.yaml")
+    assert refused.code == 2
+    assert "leave out --lengths" in refused.err
 
 
 def test_the_first_line_of_an_estimate_says_that_nothing_fits(cli) -> None:

@@ -85,6 +85,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     if arguments.lengths:
         profile = _differing(profile, made, work, arguments.lengths)
     if arguments.encoder:
+        if arguments.lengths:
+            raise OptPipeError(
+                "--encoder: of what every microbatch has; leave out --lengths, by which its layers would differ too"
+            )
         profile = _behind(profile, arguments.encoder)
     files = {}
     if arguments.save:
