@@ -254,6 +254,13 @@ USUAL = (
 )  # what is tried in the place of another
 
 
+def is_published(name: str) -> bool:
+    """Whether a name with its options is that of a rule that others published, with options that they have."""
+    base, _, options = name.partition(":")
+    stretched = any(option.partition("=")[0] in _STRETCHED for option in options.split(","))
+    return base in REGISTRY and not REGISTRY[base].ours and not stretched
+
+
 def those(
     wanted: Callable[[Entry], bool], entries: Mapping[str, Entry] = REGISTRY
 ) -> tuple[str, ...]:

@@ -131,10 +131,10 @@ def best_rule(
     ):  # rules are issued as what they are, not as a free plan
         free = replace(profile, memory_limit=first.problem.limits)
         trace = simulate(trace.schedule, free, objective=objective)
-    return Best(_named(first.engine, first.best), trace, untried)
+    return Best(with_chunks(first.engine, first.best), trace, untried)
 
 
-def _named(name: str, schedule: Schedule) -> str:
+def with_chunks(name: str, schedule: Schedule) -> str:
     """Return a rule's name with its number of chunks, where that is an option."""
     base, options = parse_name(name)
     if "chunks" not in REGISTRY[base].options or "chunks" in options:

@@ -17,7 +17,7 @@ from ..bounds.device.best_first import NEVER
 from ..errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..schedule import Schedule
-from ..schedules import ADAOFFLOAD
+from ..schedules import ADAOFFLOAD, is_published
 from ..sim import require_limit
 from ..units import Size, counted
 from .anneal.annealer import shares_links
@@ -286,6 +286,8 @@ class Portfolio:
             whole.untried = run_rules(
                 self.races, rules, lambda: whole.optimal or whole.seconds > ends, processes
             )
+            if whole.best is not None and is_published(whole.engine):
+                whole.published = whole.engine, whole.best
         if self.alone:
             return
         left = until - whole.seconds

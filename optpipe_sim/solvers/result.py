@@ -42,8 +42,10 @@ class SolveResult:
         bounds: (seconds, ns) of each improvement of the bound.
         info: further results of the engine, as plain data. ``found_by``: the method that found the
             schedule (an engine has several), or the published schedule that it is. ``compiling_s``: what
-            compiling the engines took, once, before the clock started. ``untried``: how many rules of
-            published schedules there was no time for; 0: no published schedule that fits is faster.
+            compiling the engines took, once, before the clock started. ``published``: the name of
+            the fastest published schedule that was tried, and the schedule; None where one that is none was faster
+            at that time. ``untried``: how many rules of published schedules there was no time for; 0: no published
+            schedule that fits is faster.
     """
 
     status: str

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -402,3 +403,19 @@ def test_layers_are_laid_out_anew(command_line) -> None:
     ):
         assert problem in command_line(f"{line} {more}").complaint
     assert "for --layers any" in command_line("solve i.yaml -m 4 --save-profile q.yaml").complaint
+
+
+def test_the_comparison_is_with_the_fastest_published_schedule_that_is_known(cli) -> None:
+    """Of those that the search tried; it costs no further search."""
+    from optpipe_sim.solvers.fixed import best_rule
+    from optpipe_sim.units import format_time
+
+    line = "solve p.yaml -m 6 --memory-limit 300B --time-limit 2 --no-cache"
+    answer = cli(line)
+    assert answer.code == 0
+    profile = replace(load_profile("p.yaml"), memory_limit=(300,) * 4)
+    best = best_rule(profile, 6, profile.memory_limit)
+    assert best is not None
+    told = next(row for row in answer.out.splitlines() if row.startswith("  against"))
+    assert f"({format_time(best.trace.iteration_ns)})" in told
+    assert f"{best.name}, the fastest published schedule that fits" in told

@@ -36,6 +36,7 @@ class Race:
         variables, constraints: of the last model that an engine built.
         untried: how many rules of published schedules (see `rules`) were not tried for lack of
             time.
+        published: the fastest published schedule and its name, where the rules ended with one as the incumbent.
         compiling_s: what compiling took before the race began.
         failures: the error that stopped an engine, by engine name; also ``save``, see `keep`.
             `refusal`: the last error that an engine reported itself.
@@ -60,6 +61,7 @@ class Race:
     variables: int = 0
     constraints: int = 0
     untried: int = 0
+    published: tuple[str, Schedule] | None = None
     compiling_s: float = 0.0
     failures: dict[str, str] = field(default_factory=dict)
     refusal: OptPipeError | None = None
@@ -183,6 +185,7 @@ class Race:
                 "found_by": self.engine,
                 "covers": covers([self.problem.profile]),
                 "untried": 0 if self.optimal else self.untried,
+                "published": self.published,
                 "failures": self.failures,
                 "compiling_s": self.compiling_s,
                 "interrupted": self.interrupted,

@@ -324,11 +324,8 @@ def _show_best(out: Out, found: Advice, best: Row) -> None:
     if strange and found.plausibility(best)[0] is not False:
         out.print(Text(f"          {len(strange)} other rows are beyond any published run"))
     if best.gap > 0:
-        labelled(
-            out,
-            "at best",
-            f"no schedule of this split and profile is more than {best.gap:.1%} faster",
-        )
+        more = "" if best.gap < 0.0005 else f"more than {best.gap:.1%} "
+        labelled(out, "at best", f"no schedule of this split and profile is {more}faster")
     plain = found.plainest
     if plain is not None and plain.iteration_ns > best.iteration_ns:
         slower = plain.iteration_ns / best.iteration_ns - 1
@@ -433,9 +430,9 @@ def memory_text(found: Advice) -> str:
             parts.append(f"{more}: none found")
         else:
             parts.append(
-                f"{more}: {one.iteration_ns / now - 1:+.1%} (at best {one.bound_ns / now - 1:+.1%})"
+                f"{more}: {one.iteration_ns / now - 1:+.1%} (bound {one.bound_ns / now - 1:+.1%})"
             )
-    return f"{'; '.join(parts)} of the time under {format_size(own)}"
+    return f"{'; '.join(parts)}; beside the time under {format_size(own)}"
 
 
 def _share(parts: dict[str, float]) -> str:
