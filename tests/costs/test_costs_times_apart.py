@@ -151,6 +151,25 @@ def test_a_second_measurement_that_the_first_one_predicts_adds_no_rate(
     assert worst[1] <= worst[0] + ALIKE
 
 
+@given(st.floats(0.4, 0.8), st.floats(0.4, 0.8))
+@settings(max_examples=8)
+def test_one_rate_of_two_runs_is_no_further_off_than_the_worse_of_each_alone(
+    gemm: float, other: float
+) -> None:
+    """Of any run: each one's error falls to 0 at its own rate and rises beyond, so that the fit lies between the two."""
+    rows = [
+        _measured(replace(A100.rates, gemm=share), 1, m) for share, m in ((gemm, 32), (other, 40))
+    ]
+    alone = [calibrate([row], A100, "one", ["gemm"]).rates for row in rows]
+    both = calibrate(rows, A100, "two", ["gemm"]).rates
+    low, high = sorted(rates.gemm for rates in alone)
+    assert low - 2e-3 <= both.gemm <= high + 2e-3
+    for share in (0.3, 0.45, 0.6, 0.75, 0.9):
+        unseen = _measured(replace(A100.rates, gemm=share), 2, 16)
+        worse = max(abs(_off(unseen, rates)) for rates in alone)
+        assert abs(_off(unseen, both)) <= worse + 2e-3
+
+
 def test_measurements_alike_determine_one_rate() -> None:
     alike = [_measured(A100.rates, 1, m) for m in (32, 40)]
     assert determined(alike, A100.rates) == ["gemm"]
