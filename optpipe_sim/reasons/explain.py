@@ -236,11 +236,11 @@ def explain(trace: Trace, longest: int = 5) -> str:
         f" and idles {format_time(total - trace.busy_ns[busiest])}.",
     ]
     if trace.recomputed:
-        again = trace.recompute_ns[busiest]
+        again, every = trace.recompute_ns[busiest], sum(trace.recompute_ns)
         lines.append(
-            f"{trace.recomputed} of {trace.schedule.shape.stages * trace.schedule.shape.units}"
-            f" activations are recomputed, which takes {format_time(again)} of that"
-            f" ({again / trace.busy_ns[busiest]:.1%})."
+            f"{trace.recomputed} of {trace.schedule.shape.stages * trace.schedule.shape.units} activations are"
+            f" recomputed, which takes {format_time(every)} on all devices ({every / sum(trace.busy_ns):.1%} of what they"
+            f" compute) and {format_time(again)} on device {busiest}."
         )
     lines += _hidden(trace)
     lines += ["", f"Idle time of all {devices} devices, by cause:"]

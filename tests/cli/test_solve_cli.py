@@ -90,7 +90,7 @@ def test_solve_for_people(cli: Any) -> None:
     assert answer.code == 0
     for word in ("time per iteration", "proven", "takes less than", "peak memory", "against"):
         assert word in answer.out
-    assert "next: optpipe-sim frontier p.yaml -m 4 --limits 112B:192B:16B" in answer.out
+    assert " frontier p.yaml -m 4 --limits 112B:192B:16B" in answer.out
     quiet = cli("solve p.yaml -m 4 --memory-limit 200B --engine adaoffload -q").out
     assert "next:" not in quiet
     assert len(quiet) < len(answer.out)

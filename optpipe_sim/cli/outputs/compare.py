@@ -26,7 +26,6 @@ from .show import (
     line,
     percent,
     plain_table,
-    program,
     written,
 )
 from .verdict import remedies, verdict
@@ -82,7 +81,7 @@ def show_comparison(
     for reason, names in alike.items():
         out.print(Text(f"not run: {', '.join(names)}: {reason}", "dim"), soft_wrap=True)
     written(out, files)
-    called, where = program(), shlex.quote(arguments.profile)
+    where = shlex.quote(arguments.profile)
     limit = (
         ""
         if arguments.memory_limit is None
@@ -94,8 +93,8 @@ def show_comparison(
     if not saved:
         saved = "best.json"
         made = f"--schedule {result.rows[0].schedule} -m {arguments.microbatches}{limit}"
-        hint(out, f"{called} simulate {where} {made} --save {saved}", code=True)
-    hint(out, f"{called} explain {shlex.quote(saved)} {where}{limit}", code=True)
+        hint(out, f"simulate {where} {made} --save {saved}", code=True)
+    hint(out, f"explain {shlex.quote(saved)} {where}{limit}", code=True)
     hint(out, "another --memory-limit, or schedules with options: --schedules gis:group=6,zb-v")
 
 

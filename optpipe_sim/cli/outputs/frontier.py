@@ -75,7 +75,7 @@ def show_frontier(
     chosen = next((point for point in curve.points if point.result is not None), None)
     if chosen is not None:
         limit = size_text(chosen.limit_bytes)
-        command = f"optpipe-sim solve {path} -m {m} --memory-limit {limit}{shape} --save best.json"
+        command = f"solve {path} -m {m} --memory-limit {limit}{shape} --save best.json"
         hint(out, command, code=True)
     if not arguments.chart:
         hint(out, "draw it with --chart frontier.png")

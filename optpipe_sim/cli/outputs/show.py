@@ -284,7 +284,10 @@ def written(out: Out, files: Mapping[str, str]) -> None:
 
 
 def hint(out: Out, text: str, code: bool = False) -> None:
-    out.hint(Text("next: ", "dim").append(text, "cyan" if code else "default"), soft_wrap=True)
+    """Print what to do next; `code`: it is a command of this program, as it is called here."""
+    said = Text("next: ", "dim")
+    said.append(f"{program()} {text}" if code else text, "cyan" if code else "default")
+    out.hint(said, soft_wrap=True)
 
 
 def percent(share: float) -> str:

@@ -254,19 +254,19 @@ def _hints(
     if fixed is not None and fixed.trace.cost_ns < trace.cost_ns:
         shape = fixed.trace.schedule.shape
         if shape.placement != trace.schedule.shape.placement:
-            hint(out, f"optpipe-sim solve {path} -m {m}{bound} --chunks any", code=True)
+            hint(out, f"solve {path} -m {m}{bound} --chunks any", code=True)
     elif result.status != "optimal" and result.seconds > 0.9 * arguments.time_limit:
         hint(out, f"a longer --time-limit (now {arguments.time_limit:g} s)")
     if arguments.save and arguments.chunks is None and arguments.placement is None:
         saved = shlex.quote(arguments.save)
-        hint(out, f"optpipe-sim explain {saved} {path}{bound}", code=True)
+        hint(out, f"explain {saved} {path}{bound}", code=True)
     elif not arguments.save:
         hint(out, "keep it with --save best.json, draw it with --gantt gantt.png")
     least = max(profile.least_limits)
     if profile.memory_limit and max(profile.memory_limit) > least:
         top = max(profile.memory_limit)
         sizes = ":".join(map(size_text, _steps(least, top)))
-        hint(out, f"optpipe-sim frontier {path} -m {m} --limits {sizes}", code=True)
+        hint(out, f"frontier {path} -m {m} --limits {sizes}", code=True)
 
 
 def _steps(least: int, top: int) -> tuple[int, int, int]:

@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     """Search, show, write."""
     from ....costs.advise.advise import advise
     from ....costs.advise.hints import hints_for
-    from ...outputs.show import hint, program, show_hints, written
+    from ...outputs.show import hint, show_hints, written
 
     if arguments.scripts and arguments.family != "megatron":
         raise OptPipeError("--scripts: start Megatron-LM; give --family megatron as well")
@@ -170,7 +170,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         family.show(out, plan)
         written(out, files)
         for command in commands:
-            hint(out, f"{program()} {command}", code=True)
+            hint(out, command, code=True)
     return 0
 
 

@@ -412,14 +412,14 @@ def _show_log(out: Out, arguments: argparse.Namespace, logged: LoggedRun) -> Non
 
 def _next(out: Out, arguments: argparse.Namespace, family: str | None) -> None:
     """Print the next commands, with the measured numbers if there are any."""
-    from ...outputs.show import hint, program
+    from ...outputs.show import hint
 
     measured = _measured_ns(arguments) or arguments.measured_gib
     file = arguments.save_measurement or arguments.calibrate
     if arguments.run_log and measured and not file:
         file = "measured.yaml"
         again = ["evaluate", *arguments.words[1:], "--save-measurement", file]
-        hint(out, f"{program()} {shlex.join(again)}", code=True)
+        hint(out, shlex.join(again), code=True)
     elif measured and not file:
         hint(out, "let advice go by what you measured: --save-measurement mine.yaml")
     words = ["advise", "--model", arguments.model, "--machine", arguments.machine]
@@ -429,4 +429,4 @@ def _next(out: Out, arguments: argparse.Namespace, family: str | None) -> None:
     words += ["--execution", arguments.execution] if arguments.execution else []
     words += ["--calibrate", file] if file else []
     words += ["--family", family] if family else []
-    hint(out, f"{program()} {shlex.join(words)}", code=True)
+    hint(out, shlex.join(words), code=True)

@@ -135,7 +135,7 @@ def _fit(arguments: argparse.Namespace, out: Out) -> int:
     if arguments.save:
         hint(
             out,
-            f"optpipe-sim compare PROFILE -m M --execution {shlex.quote(arguments.save)}",
+            f"compare PROFILE -m M --execution {shlex.quote(arguments.save)}",
             code=True,
         )
     else:

@@ -195,7 +195,7 @@ def _show(out: Out, found: Measured, answer: dict[str, Any]) -> None:
 def _spans(arguments: argparse.Namespace, out: Out) -> _Read:
     from ....frameworks.imports.megatron_spans import read_spans
     from ....units import counted, format_time
-    from ...outputs.show import hint, line, program
+    from ...outputs.show import hint, line
 
     found = read_spans(arguments.other_files[0])
     text = f"{format_time(found.iteration_ns)}, measured: the median of {counted(found.iterations, 'iteration')}"
@@ -206,7 +206,7 @@ def _spans(arguments: argparse.Namespace, out: Out) -> _Read:
     words = [word for pair in found.options.items() for word in pair]
     words += ["--measured-ms", f"{found.iteration_ns / 1e6:.1f}"]
     line(out, "options", shlex.join(words))
-    hint(out, f"{program()} evaluate --model MODEL --machine MACHINE {shlex.join(words)}")
+    hint(out, f"evaluate --model MODEL --machine MACHINE {shlex.join(words)}", code=True)
     return found.to_json(), list(found.unread), {}
 
 

@@ -36,5 +36,5 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     else:
         size, most = format_size(info["bytes"]), format_size(info["most_bytes"])
         out.print(f"{info['problems']} solved problems, {size} of {most}, in {info['folder']}")
-        show.hint(out, "optpipe-sim cache --clear", code=True)
+        show.hint(out, "cache --clear", code=True)
     return DONE
