@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import NoSolution, OptPipeError, OutOfMemory, one_line
 from ..processes.signals import ctrl_c_arrives
+from ..processes.torchrun import torchrun_rank
 from .parser import COMMANDS, UsageError, parse
 from .status import BAD_INPUT, BROKEN_PIPE, INTERRUPTED, NO, SCHEMA
 
@@ -91,6 +92,8 @@ class _Complaint:
         self.out: Out | None = None
 
     def __call__(self, kind: str, message: str, code: int, prefix: str = "optpipe-sim: ") -> int:
+        if torchrun_rank():
+            return code  # the first rank says the same
         line = one_line(message)
         print(f"{prefix}{line}", file=sys.stderr)
         if self.json and not (self.out is not None and self.out.answered):

@@ -44,8 +44,8 @@ def save_pipeline(
     names: Names = _same,
     meta: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write weights, buffers, optimizer and scheduler after so many steps, whole or not at all; the
-    one before goes. All processes of the pipeline have to.
+    """Write weights, buffers, optimizer and scheduler after so many steps, whole or not at all, and remove
+    the checkpoint before. All processes of the pipeline have to call this.
 
     Args:
         names: the name in the whole model of what a stage calls so; default: the stage's own names,

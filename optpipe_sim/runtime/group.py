@@ -56,31 +56,31 @@ class PipelineGroup:
         if self.rank is None:
             return [value]
         found: list[Any] = [None] * self.ranks
-        with self.named("exchanging what all ranks have to know"):
+        with blamed(self.rank, "exchanging what all ranks have to know"):
             dist.all_gather_object(found, value, group=self.group)
         return found
 
     def put(self, value: Any, rank: int) -> None:
         """Send plain data and tensors to another rank."""
-        with self.named(f"sending to rank {rank}"):
+        with blamed(self.rank, f"sending to rank {rank}"):
             dist.send_object_list([value], group=self.group, group_dst=rank)
 
     def take(self, rank: int) -> Any:
         """Return what another rank has `put`."""
         box: list[Any] = [None]
-        with self.named(f"waiting for rank {rank}"):
+        with blamed(self.rank, f"waiting for rank {rank}"):
             dist.recv_object_list(box, group=self.group, group_src=rank)
         return box[0]
 
     def send(self, tensor: Tensor, rank: int) -> None:
         """Send a tensor whose layout the other rank knows."""
-        with self.named(f"sending a gradient to rank {rank}"):
+        with blamed(self.rank, f"sending a gradient to rank {rank}"):
             dist.send(self._carried(tensor), group=self.group, group_dst=rank)
 
     def receive(self, like: Tensor, rank: int) -> Tensor:
         """Return a tensor as `like` that another rank sends."""
         box = torch.empty_like(self._carried(like))
-        with self.named(f"waiting for a gradient of rank {rank}"):
+        with blamed(self.rank, f"waiting for a gradient of rank {rank}"):
             dist.recv(box, group=self.group, group_src=rank)
         return box.to(like.device)
 
@@ -88,16 +88,17 @@ class PipelineGroup:
         """Return a tensor where the group's messages are: gloo has them in host memory."""
         return tensor.cpu() if dist.get_backend(self.group) == "gloo" else tensor
 
-    @contextmanager
-    def named(self, doing: str) -> Iterator[None]:
-        """Raise errors of torch.distributed inside the block as faults that say what was being done."""
-        try:
-            yield
-        except OptPipeError:
-            raise
-        except RuntimeError as error:
-            why = str(error).split("\n")[0]
-            raise RuntimeFault(f"rank {self.rank or 0}: {doing}: {why}") from error
+
+@contextmanager
+def blamed(rank: int | None, doing: str) -> Iterator[None]:
+    """Raise errors of torch.distributed inside the block as faults that say which rank was doing what."""
+    try:
+        yield
+    except OptPipeError:
+        raise
+    except RuntimeError as error:
+        why = str(error).split("\n")[0]
+        raise RuntimeFault(f"rank {rank or 0}: {doing}: {why}") from error
 
 
 class TiedWeights:

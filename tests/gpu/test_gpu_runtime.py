@@ -19,7 +19,7 @@ from optpipe_sim.runtime.execute.transport import GatedLoopback
 from optpipe_sim.runtime.execute.unpipelined import make_contents, reference
 from optpipe_sim.runtime.measure.copies import measure_copies
 from optpipe_sim.runtime.measure.footprint import stage_bytes
-from optpipe_sim.runtime.measure.memory import CappedCudaBytes, CudaBytes
+from optpipe_sim.runtime.measure.memory import CudaBytes
 from optpipe_sim.runtime.measure.profiler import measure
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.stash import HostSlab
@@ -57,7 +57,7 @@ def test_two_microbatches_weigh_the_same_after_a_chain() -> None:
 
 
 def test_the_cap_holds() -> None:
-    with CappedCudaBytes("cuda", 64 * MIB) as counter:
+    with CudaBytes("cuda", 64 * MIB) as counter:
         kept = torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(40 * MIB, dtype=torch.uint8, device="cuda")

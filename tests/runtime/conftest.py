@@ -7,14 +7,18 @@ import torch
 
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.runtime.execute.launch import Ranks
+from optpipe_sim.runtime.measure import copies
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Give torch one thread, as ranks have: kernels add up in the same order, and ops this small are faster."""
+    """Give torch one thread, as ranks have: kernels add up in the same order, and ops this small are faster. Copies are
+    timed without 64 MiB being written before each, for they are of KiB here."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copies, "CPU_CACHE", 1 << 16)
+        yield
     torch.set_num_threads(before)
 
 

@@ -88,8 +88,10 @@ def _makespan(out: Out, found: Confirmation) -> None:
         return
     ends = sorted(found.makespans_ns)
     span = f"{format_time(ends[0])} to {format_time(ends[-1])}"
+    fastest = f"fastest of {len(ends)} iterations, {span}"
     how = {
-        "synthetic": f"fastest of {len(ends)} iterations, {span}",
+        "synthetic": fastest,
+        "gradient": fastest,
         "replay": f"composed of per-op medians; of each of {len(ends)} iterations: {span}",
         "loop": f"composed of per-op medians; of each of {len(ends)} sweeps: {span}",
     }[found.mode]

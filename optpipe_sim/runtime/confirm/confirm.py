@@ -1,16 +1,17 @@
-"""Four ways to compare a prediction with real runs on one machine; none needs more than one device.
+"""Four ways to compare a prediction with real runs; none needs more than one machine and one device.
 
 ``synthetic``: p ranks whose ops sleep as long as the profile says confirm the times of the program:
 messages, waits, copies beside compute. ``gradient``: p ranks with real stages confirm results and
-memory. ``replay``: the ops of each rank one after the other, confirms results, memory after each op,
-and what each op costs among the others. ``loop``: each rank's whole program alone, real copies beside
-real ops, its neighbours played back. On CUDA the last two have not been tried yet.
+memory, and where torchrun gives each a GPU, times. ``replay``: the ops of each rank one after the
+other, confirms results, memory after each op, and what each op costs among the others. ``loop``: each
+rank's whole program alone, real copies beside real ops, its neighbours played back. On CUDA the
+last three have not been tried yet.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +20,12 @@ import torch
 from ...errors import OptPipeError
 from ...sim.difference import compare_traces
 from ..device import threads
-from ..execute.launch import Ranks
-from ..execute.record import Record, measured_trace
-from ..execute.task import Task
+from ..execute.launch import JoinedRanks, Ranks
+from ..execute.record import measured_trace
 from ..measure.machine import device_facts
 from .case import Case
 from .one_device import expected, first_loss, loop, replay
+from .task import Task
 from .verdict import Confirmation, Peak
 
 MODES = ("synthetic", "gradient", "replay", "loop")
@@ -34,13 +35,14 @@ Progress = Callable[[str, int, int], None]
 def confirm(
     case: Case,
     mode: str,
-    ranks: Ranks | None = None,
+    ranks: Ranks | JoinedRanks | None = None,
     progress: Progress = lambda name, done, total: None,
 ) -> Confirmation:
     """Run a case in a mode.
 
     Args:
-        ranks: p processes that are there already, for ``synthetic`` and ``gradient``.
+        ranks: p processes that are there already, for ``synthetic`` and ``gradient``. Of those that torchrun has
+            started the first calls this, the others run `task_of`.
 
     Raises:
         OptPipeError: what the case lacks, in one line.
@@ -50,9 +52,10 @@ def confirm(
     if mode not in MODES:
         raise OptPipeError(f"mode: expected {', '.join(MODES)}; got {mode!r}")
     if mode in ("synthetic", "gradient"):
-        if case.device != "cpu":
+        if case.device != "cpu" and not isinstance(ranks, JoinedRanks):
             raise OptPipeError(
-                f"mode {mode}: its ranks are processes on the CPU; on a GPU take replay or loop"
+                f"mode {mode}: its ranks are processes on the CPU; on a GPU take replay or loop, on"
+                " several start a rank on each by torchrun"
             )
         if ranks is not None:
             return _on_ranks(case, mode, ranks, progress)
@@ -68,20 +71,18 @@ def confirm(
 # -- p ranks --------------------------------------------------------------------------------------
 
 
-def _on_ranks(case: Case, mode: str, ranks: Ranks, progress: Progress) -> Confirmation:
-    lowered, real = case.lowered, mode == "gradient"
+def task_of(case: Case, mode: str, ranks: Ranks | JoinedRanks) -> Task:
+    """Return what each rank does."""
+    once = mode == "gradient" and case.kineto is None and not isinstance(ranks, JoinedRanks)
+    return Task(case, mode, 1 if once else case.iterations)
+
+
+def _on_ranks(
+    case: Case, mode: str, ranks: Ranks | JoinedRanks, progress: Progress
+) -> Confirmation:
+    lowered = case.lowered
     progress("ranks at work", 0, 1)
-    task = Task(
-        case.schedule,
-        case.profile,
-        case.memory_limit,
-        mode=mode,
-        plan=case.stages if real else None,
-        iterations=case.iterations if case.kineto or not real else 1,
-        seed=case.seed,
-        gradients=real,
-        kineto=case.kineto,
-    )
+    task = task_of(case, mode, ranks)
     results = ranks.run(task)
     traces = [
         measured_trace(lowered, [result.records[at] for result in results])
@@ -90,33 +91,26 @@ def _on_ranks(case: Case, mode: str, ranks: Ranks, progress: Progress) -> Confir
     best = min(traces, key=lambda trace: trace.makespan_ns)
     found = Confirmation(
         mode,
-        "cpu",
-        compare_traces(lowered, best),
+        case.device,
+        compare_traces(lowered, best, concurrent=case.device != "cpu"),
         tuple(trace.makespan_ns for trace in traces),
         tolerances=case.tolerances,
-        machine=machine(case.device),
+        machine=machine(case.device)
+        | {"communicator_bytes": [result.message_bytes for result in results]},
     )
-    if not real:
+    if mode == "synthetic":
         return found
     progress("the same without pipeline", 1, 1)
-    records = [result.records[0] for result in results]
     loss, check = expected(case)
     for result in results:
         check.add(result.gradients)
+    most = [max(record.peak_bytes for record in result.records) for result in results]
     return replace(
         found,
-        peaks=_peaks(case, records),
-        gradients=check.result(first_loss(records), loss),
+        peaks=tuple(map(Peak, range(len(most)), case.predicted_peaks, most)),
+        gradients=check.result(first_loss([result.records[-1] for result in results]), loss),
         tolerances=case.tolerated(),
     )
-
-
-# -- pieces ---------------------------------------------------------------------------------------
-
-
-def _peaks(case: Case, records: Sequence[Record]) -> tuple[Peak, ...]:
-    pairs = zip(case.predicted_peaks, records, strict=True)
-    return tuple(Peak(rank, most, record.peak_bytes) for rank, (most, record) in enumerate(pairs))
 
 
 def machine(device: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -34,8 +34,8 @@ from ..execute.record import Record, measured_trace
 from ..execute.run import run_step
 from ..execute.serial import run_serially
 from ..execute.transport import GatedLoopback, Loopback
-from ..execute.unpipelined import make_contents, named_gradients, reference
-from ..measure.memory import CappedCudaBytes, LiveBytes, Meter
+from ..execute.unpipelined import Contents, make_contents, named_gradients, reference
+from ..measure.memory import CudaBytes, LiveBytes, Meter
 from ..model.stage import StageWorker
 from ..model.stash import HostSlab
 from ..program.program import Prepared, check_tier, inputs_of
@@ -61,9 +61,7 @@ class Bench:
         self.batch = tuple(part.to(case.device) for part in data)
         self.slab = HostSlab(pinned=case.device == "cuda")
         self.contents = make_contents(case.stages, case.lowered.schedule, case.seed, case.device)
-        self.expected_loss, self.check = self.contents.loss, GradientCheck(self.contents.gradients)
-        if case.device == "cpu":  # a GPU holds one stage at a time
-            self.expected_loss, self.check = expected(case)
+        self.expected_loss, self.check = expected(case, self.contents)
         self._tied: dict[int, tuple[str, Tensor]] = {}
         self._messages: tuple[int, dict[Op, Tensor]] = (-1, {})
 
@@ -119,8 +117,12 @@ class Bench:
         return replace(found, noise=noise.worst[2])
 
 
-def expected(case: Case) -> tuple[float, GradientCheck]:
-    """Return the loss of the whole model at once, and its gradients to compare with."""
+def expected(case: Case, contents: Contents | None = None) -> tuple[float, GradientCheck]:
+    """Return the loss without a pipeline, and the gradients to compare with: on a CPU of the whole model at once, on
+    a GPU, which holds one stage at a time, those of `contents`."""
+    if case.device != "cpu":
+        kept = contents or make_contents(case.stages, case.lowered.schedule, case.seed, case.device)
+        return kept.loss, GradientCheck(kept.gradients)
     given = case.stages, case.schedule.shape.microbatches, case.seed, case.device
     loss, wanted = reference(*given)
     exact = reference(*given, exact=True)[1] if case.stages.slices else None
@@ -139,9 +141,9 @@ def replay(case: Case, progress: Progress) -> Confirmation:
     for rank in range(p):
         progress("measuring memory op by op", 1 + rank * each, total)
         step = bench.step(rank)
-        with step.meter() as scale:
-            measured = run_serially({rank: step}, meter=scale)
-        bench.compare(cast(StageWorker, step.worker))
+        with step.meter() as meter:
+            measured = run_serially({rank: step}, meter=meter)
+        bench.compare(step.worker)
         held.append(measured.held[rank])
         loss = measured.loss if measured.loss == measured.loss else loss
         for at, times in enumerate(durations):
@@ -172,13 +174,12 @@ def loop(case: Case, progress: Progress) -> Confirmation:
 
     def run(rank: int, arrive_ns: Mapping[Op, int], metered: bool) -> Record:
         step = bench.step(rank, arrive_ns)
-        worker = cast(StageWorker, step.worker)
-        scale: Meter = HeldBytes(worker)
+        meter: Meter = HeldBytes(step.worker)
         if metered:  # what stays refers to no worker: a device holds one rank at a time
-            scale = meters[rank] = _rank_meter(case, rank)
-        record = run_step(step, scale, time.monotonic_ns() + HEAD_START_NS)
+            meter = meters[rank] = _rank_meter(case, rank)
+        record = run_step(step, meter, time.monotonic_ns() + HEAD_START_NS)
         if metered:
-            bench.compare(worker)
+            bench.compare(step.worker)
         return record
 
     def notify(metered: bool) -> Callable[[int, int], None]:
@@ -242,13 +243,13 @@ def _peaks(case: Case, records: Sequence[Record], meters: Mapping[int, Meter]) -
     rows = []
     for rank, record in enumerate(records):
         taken: dict[str, int | None] = {}
-        scale = meters[rank]
-        if isinstance(scale, CappedCudaBytes):
+        meter = meters[rank]
+        if isinstance(meter, CudaBytes):
             taken = {
-                "inside_bytes": scale.most["requested"],
-                "allocated_bytes": scale.most["allocated"],
-                "reserved_bytes": scale.most["reserved"],
-                "cap_bytes": scale.room_bytes,
+                "inside_bytes": meter.most["requested"],
+                "allocated_bytes": meter.most["allocated"],
+                "reserved_bytes": meter.most["reserved"],
+                "cap_bytes": meter.room_bytes,
             }
         rows.append(Peak(rank, case.predicted_peaks[rank], record.peak_bytes, **taken))  # type: ignore[arg-type]
     return tuple(rows)
@@ -257,7 +258,7 @@ def _peaks(case: Case, records: Sequence[Record], meters: Mapping[int, Meter]) -
 def _rank_meter(case: Case, rank: int) -> Meter:
     if case.device == "cpu":
         return LiveBytes()
-    return CappedCudaBytes(case.device, free_bytes(case, rank) if case.cap_memory else None)
+    return CudaBytes(case.device, free_bytes(case, rank) if case.cap_memory else None)
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,7 @@ NOT_CONFIRMED = {
         "memory and gradients: there were none",
         "links between GPUs: messages came as late as the profile says",
     ),
-    "gradient": (
-        "time: the ranks share this machine's cores, and memory is measured during the run",
-        INSIDE,
-        STATIC,
-    ),
+    "gradient": (INSIDE, STATIC),
     "replay": (
         f"{LATE}: one op ran at a time; the makespan is composed of their medians",
         INSIDE,
@@ -52,6 +48,7 @@ NOT_CONFIRMED = {
         STATIC,
     ),
 }
+NO_TIME = "time: the ranks share this machine's cores, and memory is measured during the run"
 NO_GPU = "GPUs: this ran on the CPU"
 FIRST_GPU = "this mode itself: it was written without a GPU to try it on"
 NO_LATENCY = "the P2P latency: the profile has none (t_comm is 0)"
@@ -65,7 +62,11 @@ def conditions(profile: CostProfile, machine: Mapping[str, Any]) -> list[str]:
     Args:
         machine: as `confirm.machine` returns it.
     """
-    return [*_issue(profile), *_clocks(_part(profile.meta, "device"), machine), *_reserved(profile)]
+    return [
+        *_issue(profile),
+        *_clocks(_part(profile.meta, "device"), machine),
+        *_reserved(profile, machine.get("communicator_bytes", ())),
+    ]
 
 
 def _issue(profile: CostProfile) -> Iterator[str]:
@@ -107,8 +108,12 @@ def _clock(facts: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _reserved(profile: CostProfile) -> Iterator[str]:
-    """Yield the memory of a GPU outside of torch's allocator."""
+def _reserved(profile: CostProfile, communicators: Sequence[int]) -> Iterator[str]:
+    """Yield the memory of a GPU outside of torch's allocator: as profiled, and what the `communicators` of each rank
+    took in the run."""
+    if any(communicators):
+        sizes = ", ".join(map(format_size, communicators))
+        yield f"NCCL's communicators hold {sizes} per rank, beyond what was predicted"
     found = _part(profile.meta, "reserved_bytes")
     if found:
         each = [
@@ -358,7 +363,7 @@ class Confirmation:
     @property
     def timed(self) -> bool:
         """Whether its times confirm anything."""
-        return self.mode != "gradient"
+        return self.mode != "gradient" or self.device != "cpu"
 
     @cached_property
     def together(self) -> Trace | None:
@@ -426,7 +431,8 @@ class Confirmation:
         """What this mode says nothing about."""
         profile = self.difference.measured.profile
         cpu = self.device == "cpu"
-        found = [*NOT_CONFIRMED[self.mode], NO_GPU if cpu else FIRST_GPU]
+        untimed = [] if self.timed else [NO_TIME]
+        found = [*untimed, *NOT_CONFIRMED[self.mode], NO_GPU if cpu else FIRST_GPU]
         if self.mode in ("replay", "loop") and profile.t_comm_ns == 0 and profile.devices > 1:
             found.append(NO_LATENCY)
         kinds = self.difference.measured.schedule.table[:, 0]

@@ -1,4 +1,5 @@
-"""Ranks on this machine: p processes over gloo that run tasks, and never outlive their parent."""
+"""Ranks: p processes of this machine over gloo that run tasks, and never outlive their parent; or those that torchrun
+has started, of which this process is one."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ from ...errors import OptPipeError, RuntimeFault
 from ...ops import Op
 from ...processes.fresh import how_it_ended, kill, last_line, start_python
 from ...processes.signals import leave_with_parent
+from ...processes.torchrun import torchrun_rank
 from ...schedule import Schedule
+from ..device import take_device
 
 START_S = 60.0  # for torch to load and the ranks to meet
 GRACE_S = 3.0  # from the first fault until those of all ranks are collected
@@ -50,7 +53,7 @@ class Ranks:
     """p processes, each a rank.
 
         with Ranks(4) as ranks:
-            results = ranks.run(Task(schedule, profile))
+            results = ranks.run(Task(Case(schedule, profile)))
 
     They stay for further tasks. After a failure all of them are ended; the next task starts new ones.
     """
@@ -62,7 +65,7 @@ class Ranks:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
         self._folder = Path(tempfile.mkdtemp(prefix="optpipe-ranks-"))
-        self._said = [0] * count  # bytes in the log of each rank when its job began
+        self._log_began = [0] * count  # bytes in the log of each rank when its job began
         self._finalizer = weakref.finalize(self, _end, self._processes, self._folder)
 
     def __enter__(self) -> Ranks:
@@ -92,11 +95,11 @@ class Ranks:
             raise OptPipeError(f"the schedule is for {devices} devices, not {self.count} ranks")
         if not self._processes:
             self._start()
-        # what earlier jobs made a rank say is not what this one dies of
-        self._said = [self._log(rank).stat().st_size for rank in range(self.count)]
+        # the last line that a rank has printed says why it died, if it is of this job
+        self._log_began = [self._log(rank).stat().st_size for rank in range(self.count)]
         try:
             for rank, pipe in enumerate(self._pipes):
-                self._tell(rank, pipe, task)
+                self._send(rank, pipe, task)
             return self._gather(task.schedule)
         except BaseException:
             self._halt()
@@ -118,11 +121,11 @@ class Ranks:
         (self._folder / "ops").write_bytes(struct.pack("q", _NONE) * self.count)
         for rank in range(self.count):
             ours, theirs = Pipe()
-            words = (os.getpid(), rank, self.count, port, theirs.fileno(), self._folder / "ops")
+            about = (os.getpid(), rank, self.count, port, theirs.fileno(), self._folder / "ops")
             with self._log(rank).open("wb") as log:
                 process = start_python(
                     __name__,
-                    words,
+                    about,
                     log,
                     stdout=log,
                     pass_fds=[theirs.fileno()],
@@ -132,7 +135,7 @@ class Ranks:
             theirs.close()
             self._pipes.append(ours)
 
-    def _tell(self, rank: int, pipe: Connection, task: Job[object]) -> None:
+    def _send(self, rank: int, pipe: Connection, task: Job[object]) -> None:
         try:
             pipe.send_bytes(pickle.dumps(task))
         except (BrokenPipeError, OSError):
@@ -168,11 +171,11 @@ class Ranks:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
         how = how_it_ended(process.returncode)
-        word = last_line(self._log(rank), self._said[rank])
+        line = last_line(self._log(rank), self._log_began[rank])
         with (self._folder / "ops").open("rb") as file:
             row = struct.unpack_from("q", file.read(), 8 * rank)[0]
         last = "before its first op" if row == _NONE else f"its last op was {schedule.op(row)}"
-        return RuntimeFault(f"rank {rank} died ({how}); {last}{f'; it said: {word}' * bool(word)}")
+        return RuntimeFault(f"rank {rank} died ({how}); {last}{f'; it said: {line}' * bool(line)}")
 
     def _halt(self) -> None:
         for pipe in self._pipes:
@@ -195,6 +198,48 @@ def _end(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
     kill(processes)
     processes.clear()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+class JoinedRanks:
+    """The ranks that torchrun has started, of which this process is one: over gloo on CPUs, over NCCL on GPUs.
+
+    (NCCL has been written without several GPUs to try it on.)
+
+    Attributes:
+        rank: of this process.
+
+    Raises:
+        OptPipeError: where torchrun has started another number of them.
+    """
+
+    def __init__(self, count: int, device: str) -> None:
+        self.rank, self.device = torchrun_rank() or 0, device
+        self.count = int(os.environ["WORLD_SIZE"])
+        if self.count != count:
+            raise OptPipeError(
+                f"the schedule is for {count} devices, not {self.count} ranks: start as many, with"
+                f" torchrun --nproc-per-node {count}"
+            )
+
+    def run(self, task: Job[Answer_co]) -> list[Answer_co]:
+        """Do the part of this rank; the first one returns the results of all, by rank, the others nothing.
+
+        Raises:
+            OptPipeError: where there is no GPU for this rank.
+            RuntimeFault: names the rank, the op and what went wrong.
+        """
+        # torchrun sets these variables
+        take_device(self.device, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+        if self.device == "cpu":
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.count))
+        # what ranks agree on goes over gloo in any case; `transport.Nccl` makes its own groups
+        dist.init_process_group("gloo", timeout=timedelta(seconds=START_S))
+        result = task.perform(self.rank, lambda op: None)
+        results: list[Any] = [None] * self.count
+        dist.gather_object(result, None if self.rank else results)
+        dist.barrier()
+        dist.destroy_process_group()
+        return [] if self.rank else results
 
 
 class Progress:

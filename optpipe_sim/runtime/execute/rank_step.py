@@ -21,7 +21,6 @@ from ..model.stage import Kept, StageWorker, unchanged
 from ..program.program import Prepared, Program, Step, inputs_of
 from .nccl import Nccl
 from .transport import Gloo, Transport
-from .worker import Worker
 
 
 class RankStep:
@@ -47,7 +46,7 @@ class RankStep:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: StageWorker,
         rank: int,
         prepared: Prepared,
         transport: Transport | None = None,
@@ -70,9 +69,16 @@ class RankStep:
         self.prepared, self.program = prepared, prepared.programs[self.rank]
         self.inputs = inputs_of(prepared.schedule)
         self.transport.follow(prepared.schedule)
+        # what the first step would allocate for good
+        self._cold = self.worker.device.type == "cuda" or self.worker.cut.slices > 1
 
     def start(self, *batch: Any) -> None:
-        """Start a step on these inputs and targets (see `StageWorker.start_step`), with gradients of zero."""
+        """Start a step on these inputs and targets (see `StageWorker.start_step`), with gradients of zero. The
+        first one of a schedule warms up before, where that makes a difference to memory."""
+        if self._cold:
+            self._cold = False
+            self.start(*batch)
+            self.warm_up()
         zero_gradients(self.worker)
         self.worker.start_step(*batch)
 
@@ -81,16 +87,15 @@ class RankStep:
         memory that the offloads of the program need.
 
         The step has to be started, and has to be started again afterwards; gradients are added to, random numbers
-        and buffers are left as they were. The first
-        GEMM on a stream allocates a workspace that stays (32 MiB with cuBLAS on sm90), kernels are loaded at
-        their first launch, and pinning a gigabyte takes a good part of a second. All of it may wait for the
-        device, which would then wait for another rank, which may do the same: so no message is under way yet.
+        and buffers are left as they were. The first GEMM on a stream allocates a workspace that stays (32 MiB with
+        cuBLAS on sm90), slices allocate room for gradients of keys and values, kernels are loaded at their first
+        launch, and pinning a gigabyte takes a good part of a second. All of it may wait for the device, which would
+        then wait for another rank, which may do the same: so no message is under way yet.
 
         Args:
             before: called with the stage of each op before it runs.
         """
         worker, sizes = self.worker, list[int]()
-        assert isinstance(worker, StageWorker)
         with ExitStack() as stack:
             for module in worker.modules.values():
                 stack.enter_context(unchanged(module, worker.device))
@@ -110,11 +115,9 @@ class RankStep:
 
     def exchange_tied(self) -> None:
         """Add up the gradients of a tied weight whose copies two ranks have."""
-        shape, worker = self.prepared.schedule.shape, self.worker
-        if not isinstance(worker, StageWorker):
-            return
+        shape = self.prepared.schedule.shape
         ends = {0: shape.placement[0], shape.stages - 1: shape.placement[-1]}
-        members = {stage: worker.tied(stage) for stage in ends}
+        members = {stage: self.worker.tied(stage) for stage in ends}
         if (
             self.rank not in ends.values()
             or len(set(ends.values())) < 2

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,34 +28,21 @@ class SerialRun:
     Attributes:
         duration_ns: by op, as measured here.
         held: by rank, (op, bytes) after each of its ops, and after the grant of an R.
-        contents: by op, what it sent to another rank (a copy).
         loss: the mean over the microbatches.
     """
 
     duration_ns: dict[Op, int] = field(default_factory=dict)
     held: dict[int, list[tuple[Op, int]]] = field(default_factory=dict)
-    contents: dict[Op, Tensor] = field(default_factory=dict)
     loss: float = float("nan")
 
-    def durations_ns(self, lowered: Lowered) -> np.ndarray:
-        """Return the durations (ops,) by rows, for `Lowered.replay`."""
-        ops = (op for program in lowered.schedule.flat_programs for op in program)
-        return np.array([self.duration_ns[op] for op in ops], np.int64)
 
-
-def run_serially(
-    steps: Mapping[int, RankStep],
-    *,
-    keep: bool = False,
-    meter: Meter | None = None,
-) -> SerialRun:
+def run_serially(steps: Mapping[int, RankStep], *, meter: Meter | None = None) -> SerialRun:
     """Replay a schedule op by op, in the order in which memory changes in the simulator: an F or a C at its
     start, all others at their end. So the memory held between ops is comparable with the prediction.
 
     Args:
         steps: by rank, started; afterwards their stages hold their gradients. Ops of ranks that are not there
             are left out: the transport has what they would have sent.
-        keep: whether to keep what ranks send to each other.
         meter: entered already; measures the live memory without messages in flight (and makes the ops slower).
             Without one, memory is what the slots and queues of the workers hold.
 
@@ -69,11 +54,11 @@ def run_serially(
     lowered, place = prepared.lowered, prepared.schedule.shape.placement
     inputs, keys = inputs_of(prepared.schedule), keys_moved(prepared.schedule, lowered.profile)
     consumers = {source: place[op.stage] for op, source in inputs.items()}
-    workers = {rank: cast(StageWorker, one.worker) for rank, one in steps.items()}
+    workers = {rank: one.worker for rank, one in steps.items()}
     results: dict[Op, Tensor | None] = {}
     for one in steps.values():
         one.results, one.worker.allocated = results, None if meter is None else meter.add
-    scale = _Scale(meter, workers)
+    memory = _RankBytes(meter, workers)
     for op, granted in _order(lowered):
         rank = place[op.stage]
         if rank not in steps:
@@ -82,28 +67,26 @@ def run_serially(
         source = inputs.get(op)
         if source is not None and source not in results:
             one.do(Step("recv", source, COMPUTE_ENGINE, peer=place[source.stage]))
-        scale.begin()
+        memory.begin()
         if granted:
             # an R may be granted before its O has ended; then the reload takes the memory
             if op._replace(kind=O) in run.duration_ns:
                 one.do(replace(step, do="grant"))
-            scale.end(rank)
+            memory.end(rank)
         else:
-            scale.leave_out_input(None if source is None else results[source])
+            memory.leave_out_input(None if source is None else results[source])
             with _timed(run, op, workers[rank].device):
                 one.do(step)
             if op.kind is O:
                 one.do(replace(step, do="drop"))
             made = results.get(op)
-            scale.leave_out_result(made)
-            scale.end(rank)
-            if keep and made is not None and consumers[op] != rank:
-                run.contents[op] = made.clone()
+            memory.leave_out_result(made)
+            memory.end(rank)
             del made
             if consumers.get(op) not in steps:
                 results.pop(op, None)
             one.begun(op)
-        run.held[rank].append((op, scale.held(rank)))
+        run.held[rank].append((op, memory.held(rank)))
     for worker in workers.values():
         worker.allocated = None
     losses = [loss for worker in workers.values() if (loss := worker.finish_step()) is not None]
@@ -111,7 +94,7 @@ def run_serially(
     return run
 
 
-class _Scale:
+class _RankBytes:
     """The memory of each rank, from a meter of all of them together: the changes during its ops, less what it
     sent and plus what it received (a message in flight counts for neither)."""
 

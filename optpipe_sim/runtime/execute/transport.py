@@ -11,8 +11,7 @@ import ctypes
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
@@ -25,6 +24,7 @@ from ...errors import RuntimeFault
 from ...ops import Op
 from ...profile import CostProfile
 from ...schedule import Schedule
+from ..group import blamed
 from ..model.boundary import Layout
 from .worker import EMPTY, sleep_until
 
@@ -97,40 +97,33 @@ class Gloo(Transport):
         self._failure: RuntimeFault | None = None
 
     def follow(self, schedule: Schedule) -> None:
-        """Go on with another schedule for the same stages, between two iterations of all ranks."""
         self.schedule = schedule
 
     def post(self, op: Op, peer: int, layout: Layout) -> None:
-        """Allocate memory for a message and post its receive."""
         buffer = torch.empty(layout[0], dtype=layout[1])
-        with self._named(f"posting the receive of {op} from rank {peer}"):
+        with blamed(self.rank, f"posting the receive of {op} from rank {peer}"):
             self._posted[op] = self._group.recv([buffer], peer, self._tag(op)), buffer
 
     def recv(self, op: Op, peer: int) -> Tensor:
-        """Wait for a posted message; return its content."""
         work, buffer = self._posted.pop(op)
-        with self._named(f"waiting for the result of {op} from rank {peer}"):
+        with blamed(self.rank, f"waiting for the result of {op} from rank {peer}"):
             work.wait(self.timeout)
         return buffer
 
     def send(self, op: Op, tensor: Tensor, peer: int) -> None:
-        """Begin to send; the tensor is released once it is sent."""
         self._begin(op, tensor.contiguous(), peer, self._tag(op))
 
     def expect_turn(self, op: Op, peer: int) -> None:
-        """Announce, before an iteration, a call of `wait_for_turn`."""
         box = torch.zeros(1, dtype=torch.uint8)
-        with self._named(f"posting the turn after {op} of rank {peer}"):
+        with blamed(self.rank, f"posting the turn after {op} of rank {peer}"):
             self._turns[op] = self._group.recv([box], peer, len(self.schedule) + self._tag(op))
 
     def pass_turn(self, op: Op, peer: int) -> None:
-        """Tell `peer` that the transfer `op` on their common host link has ended."""
         box = torch.zeros(1, dtype=torch.uint8)
         self._begin(op, box, peer, len(self.schedule) + self._tag(op))
 
     def wait_for_turn(self, op: Op, peer: int) -> None:
-        """Wait for the message of `peer` that its transfer has ended."""
-        with self._named(f"waiting for the turn after {op} of rank {peer}"):
+        with blamed(self.rank, f"waiting for the turn after {op} of rank {peer}"):
             self._turns.pop(op).wait(self.timeout)
 
     def finish(self) -> None:
@@ -147,7 +140,7 @@ class Gloo(Transport):
             raise self._failure
 
     def _begin(self, op: Op, tensor: Tensor, peer: int, tag: int) -> None:
-        with self._named(f"sending the result of {op} to rank {peer}"):
+        with blamed(self.rank, f"sending the result of {op} to rank {peer}"):
             work = self._group.send([tensor], peer, tag)
         self._keep(op, peer, work)
 
@@ -165,19 +158,11 @@ class Gloo(Transport):
             op, work = one
             del one
             try:
-                with self._named(f"sending the result of {op} to rank {peer}"):
+                with blamed(self.rank, f"sending the result of {op} to rank {peer}"):
                     work.wait(self.timeout)
             except RuntimeFault as fault:
                 self._failure = self._failure or fault
             del work
-
-    @contextmanager
-    def _named(self, doing: str) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            why = str(error).split("\n")[0]
-            raise RuntimeFault(f"rank {self.rank}: {doing}: {why}") from error
 
     def _tag(self, op: Op) -> int:
         return self.schedule.row(op)
@@ -212,9 +197,8 @@ class DelayedGloo(Gloo):
         super().send(op, torch.tensor([depart + self.profile.t_comm_ns]), peer)
 
     def finish(self) -> None:
-        """Wait for the sends."""
         for op, peer, work in self._sent:
-            with self._named(f"sending the result of {op} to rank {peer}"):
+            with blamed(self.rank, f"sending the result of {op} to rank {peer}"):
                 work.wait(self.timeout)
         self._sent.clear()
 

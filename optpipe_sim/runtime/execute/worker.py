@@ -5,47 +5,37 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...op_costs import op_costs
 from ...ops import BW, B, C, F, O, OpKind, R, W
 from ...sim.lower import Lowered
-from ..model.boundary import Layout
 from ..model.stage import StageWorker
 
 PR_SET_TIMERSLACK = 29
 EMPTY = torch.empty(0)
+ARRIVAL = (1,), torch.int64  # the message of an op that sleeps (see `transport.DelayedGloo`)
 
 
-class SyntheticWorker:
+class SyntheticWorker(StageWorker):
     """Stages whose ops sleep exactly as long as the profile says, and allocate nothing.
 
     Threads, messages and the issue order of the host are real.
     """
 
-    device = torch.device("cpu")
-
-    def __init__(self, lowered: Lowered) -> None:
-        self.allocated: object = None
+    def __init__(self, lowered: Lowered, rank: int) -> None:
         schedule = lowered.schedule
+        modules = {stage: nn.Identity() for stage in schedule.shape.stages_of(rank)}
+        super().__init__(modules, schedule.shape.stages, ARRIVAL, rank=rank)
         duration_ns = op_costs(schedule, lowered.profile).duration_ns.tolist()
         ops = map(tuple, schedule.table.tolist())  # kind, stage, unit
         self.duration_ns = dict(zip(ops, duration_ns, strict=True))
 
-    def parameters(self) -> list[Any]:
-        """Return none."""
-        return []
-
-    def start_step(self, *batch: object) -> None:
-        """Do nothing: there is no batch."""
-
-    def finish_step(self) -> None:
-        """Return no loss."""
-
-    def forward(self, stage: int, unit: int, x: Tensor | None, level: str | None = None) -> Tensor:
+    def forward(
+        self, stage: int, unit: int, x: Tensor | None, level: str | None = None
+    ) -> Tensor | None:
         """Sleep as long as F takes."""
         return self._sleep(F, stage, unit)
 
@@ -53,7 +43,7 @@ class SyntheticWorker:
         """Sleep as long as C takes."""
         self._sleep(C, stage, unit)
 
-    def backward(self, stage: int, unit: int, dy: Tensor | None, *, fused: bool) -> Tensor:
+    def backward(self, stage: int, unit: int, dy: Tensor | None, *, fused: bool) -> Tensor | None:
         """Sleep as long as B or BW takes."""
         return self._sleep(BW if fused else B, stage, unit)
 
@@ -75,16 +65,9 @@ class SyntheticWorker:
         """Sleep as long as R takes."""
         self._sleep(R, stage, unit)
 
-    def boundary(self, stage: int, gradient: bool = False, unit: int = 0) -> Layout:
-        """Return the layout of a message: one number, its arrival time (see `transport.DelayedGloo`)."""
-        return (1,), torch.int64
-
     def _sleep(self, kind: OpKind, stage: int, unit: int) -> Tensor:
         sleep_until(time.monotonic_ns() + self.duration_ns[kind, stage, unit])
         return EMPTY
-
-
-Worker = StageWorker | SyntheticWorker
 
 
 def sleep_until(time_ns: int) -> None:

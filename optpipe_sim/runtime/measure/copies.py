@@ -8,7 +8,6 @@ memory. The parts for CUDA have not run on a GPU yet.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ...sim.interference import IDLE, KEY
+from ..device import beside
 from ..model.plan import Stages
 from .footprint import OPS
 from .times import Clock, Spread, mark
@@ -138,8 +138,8 @@ def _cpu_times(
 ) -> list[float]:
     times = []
     cold = torch.zeros(CPU_CACHE, dtype=torch.uint8)
-    copying = nullcontext() if against is None else _beside(lambda: against[0].copy_(against[1]))
-    working = nullcontext() if load is None else _beside(lambda: load @ load)
+    copying = nullcontext() if against is None else beside(lambda: against[0].copy_(against[1]))
+    working = nullcontext() if load is None else beside(lambda: load @ load)
     with copying, working:
         for at in range(n + 1):
             cold.fill_(at % 2)
@@ -148,24 +148,6 @@ def _cpu_times(
             if at:  # the first touches the memory
                 times.append(float(time.perf_counter_ns() - start))
     return times
-
-
-@contextmanager
-def _beside(work: Callable[[], Any]) -> Iterator[None]:
-    """Run `work` again and again in another thread."""
-    stop = threading.Event()
-
-    def run() -> None:
-        while not stop.is_set():
-            work()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
 
 
 def _cuda_times(
@@ -178,14 +160,16 @@ def _cuda_times(
     """
     device = pair[0].device if pair[0].is_cuda else pair[1].device
     own, *others = streams(device)
-    beside: list[_Busy] = []
+    beside: list[_BusyStream] = []
     if against is not None:
         beside.append(
-            _Busy(others[0], lambda: against[0].copy_(against[1], non_blocking=True), COPIES_AHEAD)
+            _BusyStream(
+                others[0], lambda: against[0].copy_(against[1], non_blocking=True), COPIES_AHEAD
+            )
         )
     if load is not None:
         out = torch.empty_like(load)
-        beside.append(_Busy(others[1], lambda: torch.mm(load, load, out=out), GEMMS_AHEAD))
+        beside.append(_BusyStream(others[1], lambda: torch.mm(load, load, out=out), GEMMS_AHEAD))
     torch.cuda.synchronize(device)
     times = []
     for at in range(n + 1):
@@ -205,7 +189,7 @@ def _cuda_times(
     return times
 
 
-class _Busy:
+class _BusyStream:
     """A stream that the host keeps busy, always the same number of kernels ahead."""
 
     def __init__(self, stream: Any, work: Callable[[], Any], ahead: int) -> None:
@@ -273,10 +257,10 @@ def op_factors(
             for op in ("F", "B", "W", "F", "BW"):
                 if how == IDLE:
                     time.sleep(IDLE_S)
-                with _copying(device, [lanes[way] for way in ways], times[op].median) as lasted:
+                with _copying(device, [lanes[way] for way in ways], times[op].median) as covered:
                     with clock(f"{op} {how}", at > 0):
                         run[op]()
-                    if at and not lasted():
+                    if at and not covered():
                         clock.marks[f"{op} {how}"].pop()
             worker.finish_step()
     found = {op: median(taken) for op, taken in clock.times().items() if taken}
@@ -331,7 +315,7 @@ def _copying(
     if device.type != "cuda":
         with ExitStack() as stack:
             for lane in lanes:
-                stack.enter_context(_beside(partial(lane.target.copy_, lane.source)))
+                stack.enter_context(beside(partial(lane.target.copy_, lane.source)))
             yield lambda: True
         return
     torch.cuda.synchronize(device)
@@ -342,10 +326,10 @@ def _copying(
                 lane.target.copy_(lane.source, non_blocking=True)
             ends.append(mark(device))
 
-    def lasted() -> bool:
+    def covered() -> bool:
         over = mark(device)
         torch.cuda.synchronize(device)
         return all(over.elapsed_time(end) >= 0 for end in ends)
 
-    yield lasted
+    yield covered
     torch.cuda.synchronize(device)

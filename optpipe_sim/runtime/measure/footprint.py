@@ -103,7 +103,6 @@ def stage_bytes(
     for fused in (False, True):
         worker.run_chain((stage, None), fused=fused)
     worker.finish_step()
-    torch.cuda.empty_cache()  # so that memory reserved from here on belongs to what follows
     with meter(device) as counter:
         two = _Pass(worker, stage, plan, counter)
         units = two.run()

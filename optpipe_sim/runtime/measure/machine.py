@@ -12,7 +12,6 @@ import os
 import platform
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from ...version import __version__
+from ..device import beside
 
 if TYPE_CHECKING:
     from ..model.plan import Stages
@@ -144,23 +144,16 @@ def _query(which: list[str], *keys: str) -> dict[str, str]:
 def under_load() -> Iterator[None]:
     """Have GEMMs run on the current GPU, from before the block to its end."""
     square = torch.full((LOAD_WIDTH,) * 2, 1 / LOAD_WIDTH, device="cuda", dtype=torch.bfloat16)
-    over = threading.Event()
 
     def work() -> None:
-        while not over.is_set():
-            for _ in range(LOAD_AT_ONCE):
-                torch.mm(square, square)
-            torch.cuda.current_stream(square.device).synchronize()
+        for _ in range(LOAD_AT_ONCE):
+            torch.mm(square, square)
+        torch.cuda.current_stream(square.device).synchronize()
 
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    time.sleep(LOAD_S)
-    try:
+    with beside(work):
+        time.sleep(LOAD_S)
         yield
-    finally:
-        over.set()
-        thread.join()
-        torch.cuda.synchronize()
+    torch.cuda.synchronize()
 
 
 @cache

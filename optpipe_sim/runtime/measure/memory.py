@@ -119,16 +119,37 @@ class CudaBytes(Meter):
     start.
 
     Requested bytes do not depend on rounding, fragmentation and caching in the allocator: those are in `taken`.
+
+    Args:
+        room_bytes: let the allocator reserve no more beyond what it has reserved for what is there at the start.
+            The cap applies to the segments that are reserved from CUDA, so rounding and fragmentation have to fit
+            as well. None: no cap.
+
+    Attributes:
+        cap_bytes: the cap.
+        most: what was `taken`, after the end.
     """
 
-    def __init__(self, device: str | torch.device) -> None:
-        self.device = indexed(device)
+    def __init__(self, device: str | torch.device, room_bytes: int | None = None) -> None:
+        self.device, self.room_bytes = indexed(device), room_bytes
+        self.cap_bytes: int | None = None
         self._start: dict[str, int] = dict.fromkeys(COUNTS, 0)
+        self.most = dict(self._start)
 
     def __enter__(self) -> CudaBytes:
+        torch.cuda.empty_cache()  # so that what is reserved from here on belongs to what follows
         self._start = self._count("current")
         self.reset_peak()
+        if self.room_bytes is not None:
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            self.cap_bytes = min(total, self._start["reserved"] + self.room_bytes)
+            torch.cuda.set_per_process_memory_fraction(self.cap_bytes / total, self.device)
         return self
+
+    def __exit__(self, *error: object) -> None:
+        self.most = self.taken()
+        if self.room_bytes is not None:
+            torch.cuda.set_per_process_memory_fraction(1.0, self.device)
 
     def held(self) -> int:
         """Return the bytes that live now."""
@@ -151,35 +172,6 @@ class CudaBytes(Meter):
     def _count(self, what: str) -> dict[str, int]:
         stats = torch.cuda.memory_stats_as_nested_dict(self.device)
         return {key: int(stats[f"{key}_bytes"]["all"][what]) for key in COUNTS}
-
-
-class CappedCudaBytes(CudaBytes):
-    """`CudaBytes` that lets the allocator reserve no more than `room_bytes` beyond what it has
-    reserved for what is there at the start.
-
-    The cap applies to the segments that are reserved from CUDA, so rounding and fragmentation have to fit as
-    well. `most` is what was `taken`, and `cap_bytes` the cap.
-    """
-
-    def __init__(self, device: str | torch.device, room_bytes: int | None = None) -> None:
-        super().__init__(device)
-        self.room_bytes = room_bytes
-        self.cap_bytes: int | None = None
-        self.most: dict[str, int] = dict.fromkeys(COUNTS, 0)
-
-    def __enter__(self) -> CappedCudaBytes:
-        torch.cuda.empty_cache()
-        super().__enter__()
-        if self.room_bytes is not None:
-            total = torch.cuda.get_device_properties(self.device).total_memory
-            self.cap_bytes = min(total, self._start["reserved"] + self.room_bytes)
-            torch.cuda.set_per_process_memory_fraction(self.cap_bytes / total, self.device)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.most = self.taken()
-        if self.room_bytes is not None:
-            torch.cuda.set_per_process_memory_fraction(1.0, self.device)
 
 
 def indexed(device: str | torch.device) -> torch.device:

@@ -101,8 +101,8 @@ class Boundary:
             raise RuntimeFault(f"{where} returns {found.spec}, but its boundary is {self.spec}")
         at = next(i for i, pair in enumerate(zip(found.leaves, self.leaves)) if pair[0] != pair[1])  # noqa: B905
         raise RuntimeFault(
-            f"{where} returns {_told(found.leaves[at])}, but its boundary has"
-            f" {_told(self.leaves[at])}; all microbatches have to be alike"
+            f"{where} returns {_described(found.leaves[at])}, but its boundary has"
+            f" {_described(self.leaves[at])}; all microbatches have to be alike"
         )
 
     def pack(self, tensors: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -148,7 +148,7 @@ def _leaf(value: Any) -> Any:
     return Leaf(tuple(value.shape), value.dtype, value.requires_grad)
 
 
-def _told(leaf: Any) -> str:
+def _described(leaf: Any) -> str:
     if not isinstance(leaf, Leaf):
         return repr(leaf)
     kind = "a differentiable" if leaf.differentiable else "a constant"

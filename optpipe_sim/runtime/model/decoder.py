@@ -24,7 +24,7 @@ from ...costs.work import Work
 from ...errors import OptPipeError
 from ...profile.dealing import deal_layers
 from .recompute import LAYER, part
-from .sliced import SlicedAttention, attend, current, first_token
+from .sliced import attend, current, first_token
 from .split import batched
 
 EPSILON = 1e-5
@@ -108,7 +108,7 @@ def rotate(x: Tensor, table: Tensor) -> Tensor:
     return torch.cat((one * cos - two * sin, two * cos + one * sin), -1)
 
 
-class Attention(SlicedAttention):
+class Attention(nn.Module):
     """Causal attention with grouped keys and values, of whole sequences or slice by slice."""
 
     def __init__(self, model: Model) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,7 +16,7 @@ from ...errors import OptPipeError
 from ...schedule.shape import Shape
 from .boundary import Boundary
 from .decoder import Decoder, build_stage, check_model, layer_counts, torch_dtype
-from .sliced import Cut, Layouts
+from .sliced import Cut
 from .stage import Loss, StageWorker
 
 
@@ -69,7 +68,7 @@ class Plan:
     @property
     def cut(self) -> Cut:
         """The slices, for one worker."""
-        return Cut(self.slices, self.microbatch)
+        return Cut(self.slices)
 
     @property
     def stages(self) -> int:
@@ -221,7 +220,6 @@ class ModuleStages:
     Attributes:
         example: one microbatch for the first stage, and one for the loss.
         boundaries, messages: by the stage that sends.
-        keys: by stage, the keys and values that later slices read.
         adam_bytes: what the optimizer keeps per weight. title: of the model.
     """
 
@@ -231,7 +229,6 @@ class ModuleStages:
     devices: int
     boundaries: list[Boundary | None]
     messages: list[Tensor | None]
-    keys: Sequence[Layouts]
     adam_bytes: int
     title: str
     slices: tuple[int, ...] = ()
@@ -262,8 +259,7 @@ class ModuleStages:
 
     def worker(self, stage: int, device: str | torch.device, fill: bool = True) -> StageWorker:
         """Return a worker with just this stage."""
-        modules = {stage: self.modules[stage]}
-        cut = Cut(self.slices, layouts={stage: self.keys[stage]})
+        modules, cut = {stage: self.modules[stage]}, Cut(self.slices)
         return StageWorker(
             modules, self.stages, self.boundaries, device=device, loss=self.loss, cut=cut
         )

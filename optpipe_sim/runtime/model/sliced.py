@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -24,66 +25,26 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...errors import RuntimeFault
-from .boundary import Boundary, Layout
+from .boundary import Boundary
 from .stash import Handle, Slot
 
 SUM_DTYPE = torch.float32  # in which gradients of keys and values add up, at least
 
 
-class SlicedAttention(nn.Module):
-    """A module whose attention can run slice by slice (see `attend`).
-
-    Attributes:
-        kv_heads, width: heads of its keys and values, and the width of each.
-    """
-
-    kv_heads: int
-    width: int
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of its weights."""
-        return next(self.parameters()).dtype
-
-
 Tensors = tuple[Tensor, ...]  # keys and values, or their gradients
 Place = tuple[int, int]  # the id of a module, and a slice
-Layouts = Mapping[Place, Sequence[Layout]]
+Room = dict[Place, Tensors]  # memory for gradients of keys and values
 
 
 class Held(NamedTuple):
-    """Keys and values of one module in one slice: where they stay, and which dimension is that of tokens."""
+    """Keys and values of one module in one slice, and the slot in which they stay."""
 
     slot: Slot
     handles: tuple[Handle, ...]
-    dim: int
 
     def tensors(self) -> Tensors:
         """Return them, from the host too."""
         return tuple(map(self.slot.read, self.handles))
-
-
-def layouts_of(module: nn.Module, batch: int, lengths: Sequence[int]) -> Layouts:
-    """Return the keys and values that later slices read, of each `SlicedAttention` of a stage."""
-    return {
-        (id(part), at): 2 * [((batch, part.kv_heads, tokens, part.width), part.dtype)]
-        for part in module.modules()
-        if isinstance(part, SlicedAttention)
-        for at, tokens in enumerate(lengths[:-1])
-    }
-
-
-class Gradients:
-    """Room for the gradients of the keys and values of one microbatch in one stage: of all slices but the
-    last, which nothing reads later. Allocated before the step, and used by one microbatch after the other."""
-
-    def __init__(self, layouts: Layouts, device: torch.device) -> None:
-        self.sums: dict[Place, Tensors] = {
-            place: tuple(
-                torch.empty(shape, dtype=_sum_dtype(kind), device=device) for shape, kind in each
-            )
-            for place, each in layouts.items()
-        }
 
 
 class Keys:
@@ -91,14 +52,14 @@ class Keys:
 
     Attributes:
         forwards, backwards: how many slices have begun theirs.
-        gradients: room for those that later slices give; from the first B on.
+        room: for the gradients that later slices give; from the first B on.
     """
 
     def __init__(self) -> None:
         self.forwards = self.backwards = 0
         self.held: dict[Place, Held] = {}
         self.summed: dict[Place, Tensors] = {}  # gradients that later slices have given
-        self.gradients: Gradients | None = None
+        self.room: Room = {}
 
     def before(self, part: nn.Module, at: int) -> Iterator[Tensors]:
         """Yield those of each slice before that one; what is on the host is copied for as long as it is used."""
@@ -107,9 +68,8 @@ class Keys:
 
     def add(self, part: nn.Module, at: int, gradients: Sequence[Tensor]) -> None:
         """Add to the gradients of an earlier slice."""
-        assert self.gradients is not None
         place = id(part), at
-        sums = self.gradients.sums[place]
+        sums = self.room[place]
         for one, gradient in zip(sums, gradients, strict=True):
             if place in self.summed:
                 one.add_(gradient)
@@ -124,6 +84,17 @@ class Keys:
             return gradients
         pairs = zip(given, gradients, strict=True)
         return tuple((one + own).to(own.dtype) for one, own in pairs)
+
+    def new_room(self, device: torch.device) -> Room:
+        """Return room for the gradients of all that is held: before the first B that is of all slices but the
+        last, which nothing reads later."""
+        return {
+            place: tuple(
+                torch.empty(one.layout[1], dtype=_sum_dtype(one.layout[3]), device=device)
+                for one in held.handles
+            )
+            for place, held in self.held.items()
+        }
 
     def close(self, at: int) -> None:
         """Release the keys and values of a slice, after its B."""
@@ -152,7 +123,7 @@ class Slice:
     last: bool = False
     again: bool = False
 
-    def hold(self, part: nn.Module, tensors: Tensors, dim: int) -> None:
+    def hold(self, part: nn.Module, tensors: Tensors) -> None:
         """Hold keys and values for later slices.
 
         Raises:
@@ -168,7 +139,7 @@ class Slice:
                 " of its own",
             )
         handles = tuple(self.slot.keep(one, stays=True) for one in tensors)
-        self.keys.held[place] = Held(self.slot, handles, dim)
+        self.keys.held[place] = Held(self.slot, handles)
 
 
 _active = threading.local()
@@ -209,10 +180,10 @@ def _start() -> int:
     return 0 if one is None else one.start
 
 
-def attend(part: SlicedAttention, query: Tensor, key: Tensor, value: Tensor, one: Slice) -> Tensor:
+def attend(part: nn.Module, query: Tensor, key: Tensor, value: Tensor, one: Slice) -> Tensor:
     """Return the causal attention of a slice to itself and to all tokens before it: (batch, heads,
     tokens, width)."""
-    one.hold(part, (key, value), -2)
+    one.hold(part, (key, value))
     mixed: Tensor = _Attend.apply(query, key, value, part, one)
     return mixed
 
@@ -220,7 +191,7 @@ def attend(part: SlicedAttention, query: Tensor, key: Tensor, value: Tensor, one
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, part: SlicedAttention, one: Slice
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, part: nn.Module, one: Slice
     ) -> Tensor:
         mixed, total = _kernel(query, key, value, causal=True)
         if one.number:
@@ -269,7 +240,7 @@ def _joined(part: nn.Module, tensors: Tensors, dim: int) -> Tensors:
     one = current()
     if one is None:
         return tensors
-    one.hold(part, tensors, dim)
+    one.hold(part, tensors)
     joined: Tensors = _Join.apply(part, one, dim, *tensors)
     return joined
 
@@ -339,20 +310,15 @@ class Cut:
 
     Args:
         lengths: tokens of each slice, in order; none: sequences stay whole.
-        microbatch: sequences in each microbatch.
-        layouts: by stage, the keys and values of modules that are no `SlicedAttention`.
     """
 
-    def __init__(
-        self,
-        lengths: Sequence[int] = (),
-        microbatch: int = 1,
-        layouts: Mapping[int, Layouts] | None = None,
-    ) -> None:
-        self.lengths, self.microbatch, self.layouts = tuple(lengths), microbatch, layouts or {}
+    def __init__(self, lengths: Sequence[int] = ()) -> None:
+        self.lengths = tuple(lengths)
         self.slices = max(1, len(self.lengths))
         self._keys: dict[tuple[int, int], Keys] = {}
-        self._rooms: dict[int, list[Gradients]] = {}  # those that no microbatch uses
+        # by stage, those that no microbatch uses: they stay, one as long as backward passes of microbatches
+        # do not alternate
+        self._rooms: dict[int, list[Room]] = defaultdict(list)
 
     def name(self, stage: int, unit: int) -> str:
         """Return the name of a unit: ``2.5``, stage and microbatch, with ``/1`` behind it for slice 1."""
@@ -378,16 +344,6 @@ class Cut:
         return whole if self.slices == 1 else whole.of_slice(self.lengths[unit % self.slices])
 
     # -- what the slices of a microbatch share ---------------------------------------------------------
-
-    def start_step(self, modules: Mapping[int, nn.Module], device: torch.device) -> None:
-        """Allocate room for the gradients of keys and values: of one microbatch per stage, which stays.
-        Where backward passes of several microbatches alternate, more is allocated then."""
-        if self.slices == 1:
-            return
-        self._keys.clear()
-        for stage, module in modules.items():
-            if stage not in self._rooms:
-                self._rooms[stage] = [self._room(stage, module, device)]
 
     def forward(self, stage: int, unit: int, slot: Slot, where: str) -> Slice | None:
         """Return the slice as which the F of a unit runs; None: a whole sequence.
@@ -415,9 +371,10 @@ class Cut:
         return None if one is None else replace(one, again=True)
 
     def backward(
-        self, stage: int, unit: int, slot: Slot, module: nn.Module, where: str
+        self, stage: int, unit: int, slot: Slot, device: torch.device, where: str
     ) -> Slice | None:
-        """Return the slice as which the backward of a unit runs; None: a whole sequence.
+        """Return the slice as which the backward of a unit runs; None: a whole sequence. The first one of a
+        microbatch takes room for the gradients of keys and values.
 
         Raises:
             RuntimeFault: where the slices behind have not all had theirs.
@@ -431,11 +388,10 @@ class Cut:
                 f"B{self.name(stage, unit)} on {where}: {self.slices - 1 - number} slices add to the"
                 f" gradients of its keys and values; {keys.backwards} have run before"
             )
-        keys.backwards += 1
-        if keys.gradients is None:
+        if not keys.backwards:
             free = self._rooms[stage]
-            device = next(module.parameters()).device
-            keys.gradients = free.pop() if free else self._room(stage, module, device)
+            keys.room = free.pop() if free else keys.new_room(device)
+        keys.backwards += 1
         return Slice(number, self._start(unit), keys, slot, number == self.slices - 1, again=True)
 
     def over(self, stage: int, unit: int) -> None:
@@ -447,8 +403,7 @@ class Cut:
         keys.close(number)
         if not number:
             del self._keys[stage, mb]
-            if keys.gradients is not None:
-                self._rooms[stage].append(keys.gradients)
+            self._rooms[stage].append(keys.room)
 
     def kv_bytes(self, stage: int, unit: int) -> int:
         """Return the bytes of the keys and values of a unit that are held."""
@@ -457,13 +412,9 @@ class Cut:
         return keys.held_bytes(number)
 
     def room_bytes(self, stage: int) -> int:
-        """Return the bytes that a stage holds all the time for gradients of keys and values."""
-        rooms = [each for room in self._rooms.get(stage, ()) for each in room.sums.values()]
-        return sum(tensor.untyped_storage().nbytes() for each in rooms for tensor in each)
+        """Return the bytes that a stage holds between steps for gradients of keys and values."""
+        every = (one for room in self._rooms[stage] for each in room.values() for one in each)
+        return sum(one.untyped_storage().nbytes() for one in every)
 
     def _start(self, unit: int) -> int:
         return sum(self.lengths[: unit % self.slices])
-
-    def _room(self, stage: int, module: nn.Module, device: torch.device) -> Gradients:
-        own = layouts_of(module, self.microbatch, self.lengths)
-        return Gradients({**own, **self.layouts.get(stage, {})}, device)

@@ -69,10 +69,11 @@ class StageWorker:
             they differ, entry s for what stage s sends (None where no stage of this worker is).
         device, rank: where this is; `rank` only for messages.
         loss: of the last stage's output and the microbatch's targets.
-        slab: host memory for offloads, to share it between workers.
+        cut: the slices of each sequence (attention as in `sliced`); the boundary is that of whole sequences.
+
+    Attributes:
+        slab: host memory for offloads, which workers may share.
         allocated: called with every storage that a reload allocates, for a memory meter.
-        cut: the slices of each sequence; the modules' attention has to be `sliced.SlicedAttention`. The
-            boundary is that of whole sequences.
     """
 
     def __init__(
@@ -84,8 +85,6 @@ class StageWorker:
         device: str | torch.device = "cpu",
         rank: int = 0,
         loss: Loss = token_loss,
-        slab: HostSlab | None = None,
-        allocated: Callable[[torch.UntypedStorage], None] | None = None,
         cut: Cut | None = None,
     ) -> None:
         self.cut = cut or Cut()
@@ -101,8 +100,8 @@ class StageWorker:
             one if isinstance(one, Boundary | None) else Boundary.one(*one) for one in given
         ]
         self.where = f"rank {rank} ({self.device})"
-        self.slab = slab or HostSlab(pinned=self.device.type == "cuda")
-        self.allocated = allocated
+        self.slab = HostSlab(pinned=self.device.type == "cuda")
+        self.allocated: Callable[[torch.UntypedStorage], None] | None = None
         self.linears = {stage: split_linears(module) for stage, module in self.modules.items()}
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._anchor = torch.zeros((), device=self.device, requires_grad=True)
@@ -132,7 +131,6 @@ class StageWorker:
         self._inputs, self._targets, self._losses = inputs, targets, {}
         if self.device.type == "cuda":
             self._compute = torch.cuda.current_stream(self.device)
-        self.cut.start_step(self.modules, self.device)
         batch = pytree.tree_leaves((list(inputs), list(targets)))
         self._left_out = {storage_key(self._anchor)}
         self.leave_out(value for value in batch if isinstance(value, Tensor))
@@ -254,7 +252,7 @@ class StageWorker:
         else:
             gradients = self._boundary(stage, unit).unpack_gradient(dy) if flight.edges else []
             del dy
-        one = self.cut.backward(stage, unit, flight.slot, self.modules[stage], self.where)
+        one = self.cut.backward(stage, unit, flight.slot, self.device, self.where)
         edges, flight.edges = flight.edges, []
         flight.queue.fused = fused
         # a checkpoint of the user's own runs its part again in here; autocast is for forwards

@@ -12,7 +12,7 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
@@ -26,8 +26,8 @@ from torch.utils import _pytree as pytree
 from ...errors import OptPipeError
 from ...schedule.shape import Shape
 from ..group import PipelineGroup
-from ..model.boundary import Boundary, Enter, Layout, call
-from ..model.sliced import Cut, Keys, Layouts, Slice, running
+from ..model.boundary import Boundary, Enter, call
+from ..model.sliced import Cut, running
 from ..model.stage import Loss, unchanged
 from ..model.stash import HostSlab, Slot
 
@@ -50,10 +50,10 @@ class Halves:
 
     def __init__(self, lengths: Sequence[int], loss: Loss, target: Any) -> None:
         if min(lengths) < 1:
-            raise OptPipeError(f"slices: expected tokens of each, got {_listed(lengths)}")
+            raise OptPipeError(f"slices: expected tokens of each, got {_brackets(lengths)}")
         self.lengths, self.loss, self.target = tuple(lengths), loss, target
         self.tokens = min(sum(lengths), TOKENS)
-        self.cut = Cut((self.tokens - self.tokens // 2, self.tokens // 2))
+        self.halves = self.tokens - self.tokens // 2, self.tokens // 2
 
     def first(self, tree: Any, what: str) -> Any:
         """Return the first tokens of a microbatch of inputs or targets.
@@ -61,17 +61,17 @@ class Halves:
         Raises:
             OptPipeError: where a tensor is not (sequences, tokens, ...) with the tokens of all slices.
         """
-        _check(tree, sum(self.lengths), f"{what}: slices={_listed(self.lengths)}")
+        _check(tree, sum(self.lengths), f"{what}: slices={_brackets(self.lengths)}")
         return pytree.tree_map_only(Tensor, lambda one: one.narrow(1, 0, self.tokens), tree)
 
     def ending(self, made: Any) -> Tensor:
         """Return the loss of what the last stage makes of the first tokens."""
         return self.loss(made, self.first(self.target, "targets"))
 
-    def layouts(
+    def compare(
         self, stage: int, module: nn.Module, run: Run, tree: Any, made: Any, loss: Tensor | None
-    ) -> Layouts:
-        """Run a stage on both halves; return the keys and values that later slices read, of each slice.
+    ) -> None:
+        """Run a stage on both halves, and compare the results with those of the whole.
 
         Args:
             tree: what it takes. made: what it makes of that. loss: of the last stage.
@@ -79,35 +79,29 @@ class Halves:
         Raises:
             OptPipeError: where the results of the halves are not those of the whole.
         """
-        where = f"stage {stage}"
-        keys = Keys()
+        where, cut = f"stage {stage}", Cut(self.halves)
         slot = Slot(str(stage), where, (), HostSlab(pinned=False))
         halves, losses = [], []
         with torch.no_grad():
-            for unit, start in enumerate((0, self.cut.lengths[0])):
-                with running(Slice(unit, start, keys, slot, last=unit == 1)):
-                    half = run(module, self.cut.of_batch(tree, unit))
+            for unit in range(2):
+                with running(cut.forward(stage, unit, slot, where)):
+                    half = run(module, cut.of_batch(tree, unit))
                     if loss is not None:
-                        target = self.cut.of_batch(self.first(self.target, "targets"), unit)
-                        losses.append(self.loss(half, target) * self.cut.share(unit))
+                        target = cut.of_batch(self.first(self.target, "targets"), unit)
+                        losses.append(self.loss(half, target) * cut.share(unit))
                 halves.append(half)
             if loss is not None:
                 found, wanted, what = [sum(losses)], [loss], "loss"
             else:
                 _check(made, self.tokens, f"{where} hands on")
                 found, wanted, what = [*_joined(halves)], [*_tensors(made)], where
-            off = _off(module, found, wanted)
-            if off is not None and not _draws(run, module, tree):
+            off = _difference(module, found, wanted)
+            if off is not None and not _is_random(run, module, tree):
                 raise OptPipeError(
                     f"{what}: two slices of {self.tokens} tokens give other results than the whole"
                     f" ({off}): {_WHY[what == 'loss']}"
                 )
         torch.clear_autocast_cache()  # of copies of weights without a graph
-        return {
-            (part, at): [_layout(handle.layout, held.dim, tokens) for handle in held.handles]
-            for (part, _), held in keys.held.items()
-            for at, tokens in enumerate(self.lengths[:-1])
-        }
 
 
 _WHY = (
@@ -115,12 +109,6 @@ _WHY = (
     " first_token()",
     "it has to be a mean over all tokens of the targets, each token's by itself",
 )
-
-
-def _layout(layout: tuple[Any, ...], dim: int, tokens: int) -> Layout:
-    shape = list(layout[1])
-    shape[dim] = tokens
-    return tuple(shape), layout[3]
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
@@ -140,7 +128,7 @@ def _check(tree: Any, tokens: int, what: str) -> None:
             )
 
 
-def _off(module: nn.Module, found: Sequence[Any], wanted: Sequence[Tensor]) -> str | None:
+def _difference(module: nn.Module, found: Sequence[Any], wanted: Sequence[Tensor]) -> str | None:
     """Return how far results are off, where that is more than rounding."""
     kinds = [one.dtype for one in (*wanted, *module.parameters()) if one.is_floating_point()]
     if torch.is_autocast_enabled("cpu"):
@@ -156,14 +144,14 @@ def _off(module: nn.Module, found: Sequence[Any], wanted: Sequence[Tensor]) -> s
     return None
 
 
-def _draws(run: Run, module: nn.Module, tree: Any) -> bool:
+def _is_random(run: Run, module: nn.Module, tree: Any) -> bool:
     """Whether a stage draws random numbers: its results cannot be compared."""
     before = torch.get_rng_state()
     run(module, tree)
     return not torch.equal(before, torch.get_rng_state())
 
 
-def _listed(lengths: Sequence[int]) -> str:
+def _brackets(lengths: Sequence[int]) -> str:
     return f"[{', '.join(map(str, lengths))}]"
 
 
@@ -210,12 +198,11 @@ def _elsewhere(place: torch.device, device: torch.device) -> bool:
 
 @dataclass
 class Passed:
-    """What one stage hands to the next while they are examined: an example, or why there is none."""
+    """The example message that one stage sends to the next while they are examined, or why there is none."""
 
     boundary: Boundary | None = None
     message: Tensor | None = None
     problem: str | None = None
-    keys: Layouts = field(default_factory=dict)  # that later slices read
 
     def portable(self) -> Passed:
         """Return it as another process can take it: in host memory, without what is of this process alone."""
@@ -234,7 +221,7 @@ def examine(
     refuse: Callable[[int, nn.Module, torch.device], None] = refuse,
     halves: Halves | None = None,
 ) -> dict[int, Passed]:
-    """Examine the stages of this process; all processes of the group have to.
+    """Examine the stages of this process; all processes of the group have to call this.
 
     Args:
         inputs: one microbatch, for the first stage. ending: the loss of what the last one
@@ -244,7 +231,7 @@ def examine(
             stage hands on is then as long as these.
 
     Returns:
-        By stage, what it hands on; the last stage of the model has nothing.
+        By stage, what it sends on; the last stage of the model sends nothing.
 
     Raises:
         OptPipeError: the same line on all ranks.
@@ -290,12 +277,11 @@ def _examined(
     halves: Halves | None,
 ) -> Passed:
     """Run one stage, forward and backward; the last one with the loss."""
-    keys: Layouts = {}
     try:
         with unchanged(module, device), torch.enable_grad():
             if halves is not None and taken is None:
                 inputs = halves.first(inputs, "inputs")
-            tree, anchor = _taken(taken, inputs, device)
+            tree, anchor = _input_of(taken, inputs, device)
             mine = [value for value in pytree.tree_leaves(tree) if isinstance(value, Tensor)]
             versions = [tensor._version for tensor in mine]
             given = made = run(module, tree)
@@ -311,12 +297,12 @@ def _examined(
                 )
             if halves is not None:
                 loss = None if ending is None else made
-                keys = halves.layouts(stage, module, run, tree, given, loss)
+                halves.compare(stage, module, run, tree, given, loss)
             del given
             boundary = Boundary.of(made)
             tensors = [value for value in pytree.tree_leaves(made) if isinstance(value, Tensor)]
             _backward(tensors, module, anchor)
-        return Passed(boundary, boundary.pack([t.detach() for t in tensors], device), keys=keys)
+        return Passed(boundary, boundary.pack([t.detach() for t in tensors], device))
     except OptPipeError:
         raise
     except Exception as error:
@@ -328,7 +314,7 @@ def _examined(
         return Passed(problem=f"stage {stage}: {why}")
 
 
-def _taken(taken: Passed | None, inputs: Any, device: torch.device) -> tuple[Any, Tensor]:
+def _input_of(taken: Passed | None, inputs: Any, device: torch.device) -> tuple[Any, Tensor]:
     """Return what a stage is called with, and a leaf before it."""
     anchor = torch.zeros((), device=device, requires_grad=True)
     if taken is None:

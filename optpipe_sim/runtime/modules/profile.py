@@ -84,7 +84,6 @@ def profile_modules(
         p,
         [found[stage].boundary for stage in inner],
         [found[stage].message for stage in inner],
-        [found[stage].keys for stage in range(len(modules))],
         optimizer_bytes,
         name,
         tuple(slices),

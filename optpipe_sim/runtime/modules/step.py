@@ -121,7 +121,6 @@ class PipelineStep:
         if accumulate is not None and not hasattr(torch.Tensor, "grad_dtype"):
             raise OptPipeError(f"accumulate: torch {torch.__version__} has no Tensor.grad_dtype")
         self.boundaries: list[Boundary | None] | None = None
-        self.workers: dict[int, StageWorker] = {}
         self.peaks: dict[int, int] = {}
         self.ranks: dict[int, RankStep] = {}
         self._waiting: list[Any] = []
@@ -159,16 +158,17 @@ class PipelineStep:
         if self.accumulate is not None:
             self._accumulate_in(self.accumulate)
         later = self._later()
-        for rank, worker in self.workers.items():
+        for one in self.ranks.values():
+            one.start(*self._read(inputs, targets))
             if self.ready is not None:
                 units = self.schedule.shape.units
-                worker.ready = Ready(worker.modules, units, self._told, {id(p) for p in later})
-            self.ranks[rank].start(*self._read(inputs, targets))
+                modules = one.worker.modules
+                one.worker.ready = Ready(modules, units, self._complete, {id(p) for p in later})
         loss = self._run(measure)
         self.tied.add_up()
         if self.ready is not None:
             for parameter in later:
-                self._told(parameter)
+                self._complete(parameter)
         for work in self._waiting:
             work.wait()
         self._waiting.clear()
@@ -187,7 +187,7 @@ class PipelineStep:
             self.peaks = {r: max(held for _, held in each) for r, each in run.held.items()}
         return run.loss
 
-    def _told(self, parameter: nn.Parameter) -> None:
+    def _complete(self, parameter: nn.Parameter) -> None:
         assert self.ready is not None
         work = self.ready(parameter)
         if work is not None:
@@ -225,18 +225,17 @@ class PipelineStep:
         )
         boundaries = [getattr(found.get(s), "boundary", None) for s in range(shape.stages - 1)]
         for rank in filter(self.group.has, range(shape.devices)):
-            own = shape.stages_of(rank)
-            self.workers[rank] = StageWorker(
-                {stage: self.modules[stage] for stage in own},
+            worker = StageWorker(
+                {stage: self.modules[stage] for stage in shape.stages_of(rank)},
                 shape.stages,
                 boundaries,
                 device=self.device,
                 rank=rank,
                 loss=self.loss,
-                cut=Cut(self.slices, layouts={stage: found[stage].keys for stage in own}),
+                cut=Cut(self.slices),
             )
             self.ranks[rank] = RankStep(
-                self.workers[rank],
+                worker,
                 rank,
                 self.prepared,
                 # one process hands results over without messages
@@ -246,10 +245,8 @@ class PipelineStep:
                 begun=self.begun,
             )
         self.boundaries = boundaries
-        if self.device.type == "cuda":
-            for step in self.ranks.values():
-                step.start(*self._read(inputs, targets))
-                step.warm_up()
+        for one in self.ranks.values():
+            one.start(*self._read(inputs, targets))  # which warms up
 
     def _read(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
         """Return what this process needs of a batch: nothing, where it has neither the first nor the

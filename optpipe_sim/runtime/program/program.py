@@ -162,11 +162,13 @@ def linear_programs(lowered: Lowered) -> tuple[Program, ...]:
     """Return the program of every rank.
 
     Receives are posted one compute op ahead and, per pair of ranks, in the order in which they are
-    sent, so that transports without tags (NCCL) agree on what a message is. Memory that an O frees
-    is dropped before the first op that needs it, at the latest before its own R: before the anchor
-    of that, or before its grant, where the O is predicted to have ended by then; else just before
-    the reload (an R may be granted while its O still runs, and to wait for that could be to wait
-    for ever). A recomputation is a compute op, or part of one.
+    sent, so that transports without tags (NCCL) agree on what a message is. A recomputation is a
+    compute op, or part of one.
+
+    Memory that an O frees is dropped before the first op that needs it, and at the latest before the
+    R of the same activation: before the compute op that this R may run beside (its anchor), or before the R
+    is granted, where the O is predicted to have ended by then; else just before the reload. (An R may be
+    granted while its O still runs; a grant that waited for this O could wait for ever.)
     """
     schedule = lowered.schedule
     inputs, levels = inputs_of(schedule), levels_of(schedule)

@@ -129,7 +129,7 @@ class Planner:
         self._since = 0.0  # when the solver last reported an incumbent
         self._proposal: Proposal | None = None
         self._open = False  # a proposal was taken, and its outcome is not known yet
-        self._news: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -149,7 +149,7 @@ class Planner:
 
     def observe(self, step: int, epoch: int, measured: Sample) -> None:
         """Add a sample of the schedule that runs after so many switches."""
-        self._news.put(lambda: self._see(step, epoch, measured))
+        self._calls.put(lambda: self._add(step, epoch, measured))
 
     def take(self) -> Proposal | None:
         """Take the proposal, if there is one; it is returned once."""
@@ -159,11 +159,11 @@ class Planner:
 
     def committed(self, proposal: Proposal) -> None:
         """Note that all ranks have switched to it."""
-        self._news.put(lambda: self._go_over(proposal))
+        self._calls.put(lambda: self._switched(proposal))
 
     def rejected(self, proposal: Proposal) -> None:
         """Note that a rank has refused it; it is not proposed again."""
-        self._news.put(lambda: self._drop(proposal))
+        self._calls.put(lambda: self._refused(proposal))
 
     # -- the work ------------------------------------------------------------------------------------
 
@@ -172,27 +172,27 @@ class Planner:
             try:
                 self.turn()
             except Exception as error:  # training goes on, whatever happens here
-                self._tell("solver_failed", error=f"{type(error).__name__}: {error}")
+                self._note("solver_failed", error=f"{type(error).__name__}: {error}")
                 self._stop_solver()
 
     def turn(self) -> None:
         """Process new samples and poll the solver."""
         with contextlib.suppress(Empty):
             while True:
-                self._news.get_nowait()()
-        self._ask_solver()
+                self._calls.get_nowait()()
+        self._poll_solver()
 
-    def _drop(self, proposal: Proposal) -> None:
+    def _refused(self, proposal: Proposal) -> None:
         self.refused.append(proposal.schedule)
         self._open = False
 
-    def _go_over(self, proposal: Proposal) -> None:
+    def _switched(self, proposal: Proposal) -> None:
         self.schedule = proposal.schedule
         self._open = False
         self.epoch += 1
         self.window.samples.clear()
 
-    def _see(self, step: int, epoch: int, measured: Sample) -> None:
+    def _add(self, step: int, epoch: int, measured: Sample) -> None:
         self.step = step
         if epoch != self.epoch:
             return  # of the schedule before
@@ -207,7 +207,7 @@ class Planner:
             return  # on a CPU its own load would look like drift
         found = drift(self.profile, medians, self.schedule)
         if found.share > self.options.drift:
-            self._tell("drift", stage=found.stage, what=found.what, share=round(found.share, 4))
+            self._note("drift", stage=found.stage, what=found.what, share=round(found.share, 4))
             self._stop_solver()
             # part of the window may be from before
             self.window.samples.clear()
@@ -231,14 +231,14 @@ class Planner:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, self.solver.pid, BEHIND)
         self._considered, self._since = None, time.monotonic()
-        self._tell(
+        self._note(
             "profiled",
             predicted_ns=self._predict(self.schedule),
             measured_ns=round(medians.makespan_ns),
             solver_pid=self.solver.pid,
         )
 
-    def _ask_solver(self) -> None:
+    def _poll_solver(self) -> None:
         if self.solver is None:
             return
         done = not self.solver.running  # asked first: what it leaves behind is complete
@@ -247,7 +247,7 @@ class Planner:
             self._considered, self._since = best, time.monotonic()
             best.meta["name"] = f"solved ({self.solver.state().get('found_by', 'solver')})"
         if done:
-            self._tell_of(self.solver)
+            self._note_end_of(self.solver)
             self._stop_solver()
             self.window.samples.clear()
         if done or time.monotonic() > self._since + self.options.settle_s:
@@ -270,18 +270,18 @@ class Planner:
     def _predict(self, schedule: Schedule) -> int:
         return simulate(schedule, self.profile, self.limit).makespan_ns
 
-    def _tell_of(self, solver: SolverProcess) -> None:
+    def _note_end_of(self, solver: SolverProcess) -> None:
         state = solver.state()
         if state.get("status") in ("failed", "unknown", "infeasible"):
-            self._tell("solver_failed", error=str(state.get("error", "no reason given")))
+            self._note("solver_failed", error=str(state.get("error", "no reason given")))
             return
         keys = ("status", "seconds", "objective_ns", "lower_bound_ns", "found_by")
-        self._tell("solved", **{key: state.get(key) for key in keys})
+        self._note("solved", **{key: state.get(key) for key in keys})
 
     def _stop_solver(self) -> None:
         solver, self.solver = self.solver, None
         if solver is not None:
             solver.stop()
 
-    def _tell(self, event: str, **facts: Any) -> None:
+    def _note(self, event: str, **facts: Any) -> None:
         self.events.append({"step": self.step, "event": event, **facts})

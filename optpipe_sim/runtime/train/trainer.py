@@ -2,9 +2,8 @@
 
 It switches to another schedule on all ranks at once, or on none: between two iterations rank 0 sends the others a
 schedule and its costs. Every rank lowers and checks it in a thread of its own while iterations continue. After each
-iteration the ranks sum up how many are ready and how many refuse: once all are ready, all switch with the next
-iteration, as all read the same sum; if one refuses, none switches. The exchange costs two small messages: one with
-the proposal, and the all-reduce that follows every iteration anyway.
+iteration all ranks learn from each other who is ready and who refuses: once all are ready, all switch with the next
+iteration; if one refuses, none switches.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,9 +20,6 @@ from statistics import median
 from typing import Any, TextIO
 
 import numpy as np
-import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from ...errors import OptPipeError
 from ...ops import O, Op
@@ -32,9 +28,9 @@ from ...profile_io import load_profile, profile_to_json
 from ...schedule import Schedule
 from ..checkpoint import load_pipeline, save_pipeline
 from ..device import take_device
+from ..execute.clocks import clock_offset_ns
 from ..execute.rank_step import RankStep
 from ..execute.run import run_step
-from ..execute.task import clock_offset_ns
 from ..group import PipelineGroup
 from ..measure.insitu import sample
 from ..model.stage import StageWorker
@@ -79,7 +75,7 @@ class _Pending:
     """A proposal that this rank prepares in the background."""
 
     prepare: Callable[[Schedule, CostProfile], Prepared]
-    text: bytes
+    text: str
     ready: Prepared | None = None
     reason: str = ""
     took_ns: int = 0
@@ -105,17 +101,12 @@ class Switch:
 
     Args:
         prepare: makes a proposal ready to run, or raises.
-        device: where the tensors of messages have to be (``cuda`` for NCCL, unconfirmed).
     """
 
     def __init__(
-        self,
-        rank: int,
-        ranks: int,
-        prepare: Callable[[Schedule, CostProfile], Prepared],
-        device: str = "cpu",
+        self, group: PipelineGroup, prepare: Callable[[Schedule, CostProfile], Prepared]
     ) -> None:
-        self.rank, self.ranks, self.prepare, self.device = rank, ranks, prepare, device
+        self.group, self.prepare = group, prepare
         self._pending: _Pending | None = None
 
     @property
@@ -124,74 +115,51 @@ class Switch:
         return self._pending is not None
 
     def boundary(self, proposal: Proposal | None = None, stop: bool = False) -> tuple[bool, int]:
-        """Agree on the state between iterations: rank 0 broadcasts it, and a proposal if it has one.
+        """Agree on the state between iterations: that of rank 0, with a proposal if it has one.
 
         Returns:
             Whether to end here, and a moment on rank 0's clock, the zero of the iteration's times.
         """
-        text = b""
+        text = None
         if proposal is not None and self._pending is None:
-            text = json.dumps(
-                {
-                    "schedule": proposal.schedule.to_json(),
-                    "profile": profile_to_json(proposal.profile),
-                }
-            ).encode()
-        header = torch.tensor([int(stop), len(text), time.monotonic_ns()], device=self.device)
-        dist.broadcast(header, src=0)
-        stopping, size, zero_ns = header.tolist()
-        if size:
-            letters = torch.empty(size, dtype=torch.uint8, device=self.device)
-            if self.rank == 0:
-                letters.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-            dist.broadcast(letters, src=0)
-            self._pending = _Pending(self.prepare, letters.cpu().numpy().tobytes())
-        return bool(stopping), zero_ns
+            profile = profile_to_json(proposal.profile)
+            text = json.dumps({"schedule": proposal.schedule.to_json(), "profile": profile})
+        stop, text, zero_ns = self.group.gather((stop, text, time.monotonic_ns()))[0]
+        if text is not None:
+            self._pending = _Pending(self.prepare, text)
+        return stop, zero_ns
 
     def exchange(
         self,
         schedule: Schedule,
-        times_ns: dict[Any, tuple[int, int]],
+        times_ns: dict[Op, tuple[int, int]],
         loss: float | None,
         peak: int = 0,
     ) -> tuple[Report, Outcome | None]:
-        """Exchange every rank's times, the loss, and the votes on the proposal after an iteration.
-
-        One sum over all ranks, each of which fills in its own entries; in doubles, which hold
-        times in ns exactly for a hundred days.
-        """
-        p, ops = self.ranks, len(schedule)
-        table = torch.zeros(3 + 2 * p + 2 * ops, dtype=torch.float64)
+        """Exchange every rank's times, the loss, and the votes on the proposal after an iteration."""
         pending = self._pending
+        vote = None
         if pending is not None and not pending.thread.is_alive():
-            table[0 if pending.ready is not None else 1] = 1
-            table[3 + self.rank] = pending.took_ns
-        table[2] = loss or 0.0
-        table[3 + p + self.rank] = peak
-        rows = [schedule.row(op) for op in times_ns]
-        table[3 + 2 * p :].view(ops, 2)[rows] = torch.tensor(
-            list(times_ns.values()), dtype=torch.float64
-        )
-        table = table.to(self.device)
-        dist.all_reduce(table)
-        table = table.cpu()
-        start, end = table[3 + 2 * p :].view(ops, 2).to(torch.int64).numpy().T
-        peaks = [int(peak) for peak in table[3 + p : 3 + 2 * p]]
-        report = Report(float(table[2]), start, end, peaks)
-        return report, self._decide(table)
+            vote = pending.reason, pending.took_ns
+        rows = np.array([schedule.row(op) for op in times_ns])
+        own = rows, np.array([*times_ns.values()]), loss, peak, vote
+        every_rows, every_times, losses, peaks, votes = zip(*self.group.gather(own), strict=True)
+        times = np.zeros((len(schedule), 2), np.int64)
+        times[np.concatenate(every_rows)] = np.concatenate(every_times)
+        mean = next(loss for loss in losses if loss is not None)
+        start, end = times.T
+        return Report(mean, start, end, list(peaks)), self._decide(votes)
 
-    def _decide(self, table: Tensor) -> Outcome | None:
+    def _decide(self, votes: Sequence[tuple[str, int] | None]) -> Outcome | None:
+        """Return the outcome, once a rank refuses or all are ready; a vote is a reason to refuse, or none, and how
+        long it took."""
+        refused = [f"rank {rank}: {vote[0]}" for rank, vote in enumerate(votes) if vote and vote[0]]
         pending = self._pending
-        if pending is None or (table[1] == 0 and table[0] < self.ranks):
+        if pending is None or (not refused and None in votes):
             return None
         self._pending = None
-        took = [int(ns) for ns in table[3 : 3 + self.ranks]]
-        if table[1] == 0:
-            return Outcome(pending.ready, [], took)
-        reasons: list[str] = [""] * self.ranks
-        dist.all_gather_object(reasons, pending.reason)
-        refused = [f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason]
-        return Outcome(None, refused, took)
+        took = [0 if vote is None else vote[1] for vote in votes]
+        return Outcome(None if refused else pending.ready, refused, took)
 
 
 class Trainer:
@@ -213,7 +181,7 @@ class Trainer:
             self.worker, rank, self.now, timeout_s=task.timeout_s, begun=begun
         )
         self.offset_ns = clock_offset_ns(rank, shape.devices)
-        self.switch = Switch(rank, shape.devices, lambda s, p: task.prepare(rank, s, p))
+        self.switch = Switch(self.group, lambda s, p: task.prepare(rank, s, p))
         self.result = TrainResult()
         self.step = self.epoch = self.since = 0
         if task.resume and task.checkpoints:
@@ -224,7 +192,6 @@ class Trainer:
         self.planner = task.planner(self.now.schedule, self.step, self.epoch) if rank == 0 else None
         self.proposed: Proposal | None = None
         self.collected = 0  # events of the planner that are in the result
-        self._warm_up()
         self.news: TextIO | None = None
 
     def run(self) -> TrainResult:
@@ -270,7 +237,7 @@ class Trainer:
             if not math.isfinite(report.loss):
                 raise OptPipeError(f"step {self.step}: the loss is {report.loss}; lower the lr")
             now = time.monotonic_ns()
-            self._note(report, metered, now - ended, ran_ns)
+            self._note_iteration(report, metered, now - ended, ran_ns)
             ended = now
             self.step += 1
             self.since += 1
@@ -283,12 +250,6 @@ class Trainer:
         if task.checkpoints and saved != self.step:
             self._save()
 
-    def _warm_up(self) -> None:
-        """Pin the host memory that the schedule needs, and load kernels, where that takes time."""
-        if self.worker.slab.pinned:
-            self.rank_step.start(*self.task.batch(self.step))
-            self.rank_step.warm_up()
-
     # -- the switch ----------------------------------------------------------------------------------
 
     def _proposal(self) -> Proposal | None:
@@ -298,7 +259,7 @@ class Trainer:
         proposal = self.planner.take()
         if proposal is not None:
             self.proposed = proposal
-            self._happened(
+            self._note_event(
                 "proposed",
                 gain=proposal.gain,
                 predicted_ns=proposal.predicted_ns,
@@ -310,7 +271,7 @@ class Trainer:
         """Switch to the proposed schedule, or keep the present one; all ranks decide alike."""
         proposal, self.proposed = self.proposed, None
         if outcome.prepared is None:
-            self._happened("refused", reasons=outcome.reasons)
+            self._note_event("refused", reasons=outcome.reasons)
             if self.planner is not None and proposal is not None:
                 self.planner.rejected(proposal)
             return
@@ -318,21 +279,20 @@ class Trainer:
         self._end_phase()
         self.now = outcome.prepared
         self.rank_step.follow(self.now)
-        self._warm_up()
         self.since = 0
         self.epoch += 1
         swap_ns = time.monotonic_ns() - began
         if self.planner is not None and proposal is not None:
             self.planner.committed(proposal)
             self._begin_phase(proposal.profile, proposal)
-        self._happened("switched", prepare_ns=max(outcome.prepare_ns), swap_ns=swap_ns)
+        self._note_event("switched", prepare_ns=max(outcome.prepare_ns), swap_ns=swap_ns)
 
     def _asked_to_stop(self) -> bool:
         return self.rank == 0 and (Path(self.task.folder) / STOP).exists()
 
     # -- the log ------------------------------------------------------------------------------------
 
-    def _note(self, report: Report, metered: bool, wall_ns: int, ran_ns: int) -> None:
+    def _note_iteration(self, report: Report, metered: bool, wall_ns: int, ran_ns: int) -> None:
         if self.rank != 0:
             return
         measured = sample(self.now.schedule, report.start_ns, report.end_ns)
@@ -352,12 +312,12 @@ class Trainer:
         }
         self.result.rows.append(row)
         self._collect_events()
-        self._tell(row)
+        self._report(row)
 
-    def _happened(self, event: str, **facts: Any) -> None:
+    def _note_event(self, event: str, **facts: Any) -> None:
         if self.rank == 0:
             self.result.events.append({"step": self.step, "event": event, **facts})
-            self._tell(self.result.events[-1])
+            self._report(self.result.events[-1])
 
     def _collect_events(self) -> None:
         """Append the planner's new events to the result."""
@@ -365,9 +325,9 @@ class Trainer:
         while self.collected < len(events):
             self.result.events.append(events[self.collected])
             self.collected += 1
-            self._tell(self.result.events[-1])
+            self._report(self.result.events[-1])
 
-    def _tell(self, row: dict[str, Any]) -> None:
+    def _report(self, row: dict[str, Any]) -> None:
         if self.news is not None:
             self.news.write(json.dumps(row) + "\n")
             self.news.flush()

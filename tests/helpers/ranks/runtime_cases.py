@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ from optpipe_sim.profile.parts import join
 from optpipe_sim.runtime.execute.rank_step import RankStep
 from optpipe_sim.runtime.execute.serial import SerialRun, run_serially
 from optpipe_sim.runtime.execute.transport import Loopback, Transport
+from optpipe_sim.runtime.measure import profiler
+from optpipe_sim.runtime.measure.copies import DIRECTIONS, MODES, Copy
 from optpipe_sim.runtime.measure.footprint import StageBytes, stage_bytes
 from optpipe_sim.runtime.measure.memory import LiveBytes
 from optpipe_sim.runtime.model.plan import Plan
@@ -131,6 +134,17 @@ def profile_of(
         offload=offload or Offload(),
         slices=max(1, len(slices)),
     )
+
+
+def measured(plan: Plan, samples: int, warmup: int, levels: Sequence[str] = ()) -> CostProfile:
+    """The profile of a plan on this CPU. Copies, and what they do to ops, are made up: they are measured elsewhere,
+    beside threads that leave nothing of two cores to anyone else."""
+    copies = dict.fromkeys(MODES, dict.fromkeys(DIRECTIONS, Copy(1e4, 0.1, {})))
+    with (
+        patch.object(profiler, "measure_copies", lambda *_: copies),
+        patch.object(profiler, "op_factors", lambda *_: {}),
+    ):
+        return profiler.measure(plan, "cpu", samples, warmup, levels=levels)
 
 
 def with_offloads(schedule: Schedule) -> Schedule:

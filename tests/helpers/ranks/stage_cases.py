@@ -57,7 +57,8 @@ class Twice(nn.Module):
 
 def middle(module: nn.Module, allocated=None) -> StageWorker:
     """The middle one of three stages, its step begun."""
-    worker = StageWorker({1: module}, 3, ((8, WIDTH), torch.float32), rank=1, allocated=allocated)
+    worker = StageWorker({1: module}, 3, ((8, WIDTH), torch.float32), rank=1)
+    worker.allocated = allocated
     worker.start_step()
     return worker
 

@@ -112,7 +112,7 @@ class TorchJob:
             memory_limit=self.lowered.memory_limit,
             timeout_s=self.timeout_s,
         )
-        step.begun = lambda op: held.append((op, step.workers[rank].held_bytes()))
+        step.begun = lambda op: held.append((op, step.ranks[rank].worker.held_bytes()))
         step(inputs, targets, measure=True)
         return {
             "own_gradients": gradients(step.modules),

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from runtime_cases import measured
+
 from optpipe_sim import simulate
 from optpipe_sim.costs.models import Model
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.ops import B, F, O, Op, R, W
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.runtime.measure.insitu import Sample, sample
-from optpipe_sim.runtime.measure.profiler import measure
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.tokens import Tokens
 from optpipe_sim.runtime.train.planner import Online, Proposal
@@ -33,7 +34,7 @@ QUICK = Online(warmup=2, min_gain=0.01, drift=1e9, solver_s=1.0, settle_s=0.2)
 @cache
 def measured_costs() -> CostProfile:
     """The model's profile, measured here, with levels of recomputation."""
-    return measure(PLAN, "cpu", 2, 1, levels=LEVELS)
+    return measured(PLAN, 2, 1, LEVELS)
 
 
 def without_levels(profile: CostProfile) -> CostProfile:

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any
@@ -74,12 +73,6 @@ def recomputing(request: pytest.FixtureRequest) -> Case:
     return Case(schedule, profile, peaks, PLAN, iterations=1, sweeps=2)
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(2) as made:
-        yield made
-
-
 def any_of_three(case: Case, mode: str, ranks: Ranks | None = None) -> list[str]:
     """The problems of a run; noise only makes it longer, so the best of three counts."""
     found: list[str] = []
@@ -93,8 +86,8 @@ def any_of_three(case: Case, mode: str, ranks: Ranks | None = None) -> list[str]
 # -- the modes -------------------------------------------------------------------------------------
 
 
-def test_synthetic_sleeps_and_confirms_no_memory(case, ranks) -> None:
-    found = confirm(case, "synthetic", ranks)
+def test_synthetic_sleeps_and_confirms_no_memory(case, two) -> None:
+    found = confirm(case, "synthetic", two)
     predicted = case.lowered.replay().makespan_ns
     assert len(found.makespans_ns) == 2
     assert found.difference.measured.makespan_ns == min(found.makespans_ns) >= predicted
@@ -104,12 +97,12 @@ def test_synthetic_sleeps_and_confirms_no_memory(case, ranks) -> None:
     assert any("slept" in text for text in found.not_confirmed)
 
 
-def test_pairs_run_as_two_ops_and_nothing_is_said_of_what_they_hide(profile, ranks) -> None:
+def test_pairs_run_as_two_ops_and_nothing_is_said_of_what_they_hide(profile, two) -> None:
     hiding = replace(profile, pair_hidden=profile.stages[0].t_f_ns)
     schedule = build("1f1b-i:chunks=1,pairs=yes", hiding, 4)
     case = Case(schedule, hiding, None, PLAN)
     assert case.lowered.replay().makespan_ns > simulate(schedule, hiding).makespan_ns
-    found = confirm(case, "gradient", ranks)
+    found = confirm(case, "gradient", two)
     assert found.gradients is not None
     all_but_tied(found.gradients)
     assert f"what pairs hide: {int(schedule.paired.sum())} pairs ran as" in " ".join(
@@ -117,9 +110,9 @@ def test_pairs_run_as_two_ops_and_nothing_is_said_of_what_they_hide(profile, ran
     )
 
 
-def test_a_recorded_gradient_run_has_iterations_after_the_first(case, ranks, tmp_path) -> None:
+def test_a_recorded_gradient_run_has_iterations_after_the_first(case, two, tmp_path) -> None:
     """The first one warms up, so that times are those of the others; the gradients are as without."""
-    found = confirm(replace(case, iterations=2, kineto=str(tmp_path)), "gradient", ranks)
+    found = confirm(replace(case, iterations=2, kineto=str(tmp_path)), "gradient", two)
     assert found.gradients is not None
     all_but_tied(found.gradients)
     run = read_run([read_kineto(tmp_path / f"rank{rank}.json") for rank in range(2)])
@@ -128,17 +121,17 @@ def test_a_recorded_gradient_run_has_iterations_after_the_first(case, ranks, tmp
 
 
 @pytest.mark.timing
-def test_synthetic_takes_the_time_that_was_predicted(case, ranks) -> None:
-    assert any_of_three(replace(case, iterations=5), "synthetic", ranks) == []
+def test_synthetic_takes_the_time_that_was_predicted(case, two) -> None:
+    assert any_of_three(replace(case, iterations=5), "synthetic", two) == []
 
 
 @pytest.mark.timing
-def test_synthetic_takes_the_time_that_recomputation_is_predicted_to(recomputing, ranks) -> None:
-    assert any_of_three(replace(recomputing, iterations=5), "synthetic", ranks) == []
+def test_synthetic_takes_the_time_that_recomputation_is_predicted_to(recomputing, two) -> None:
+    assert any_of_three(replace(recomputing, iterations=5), "synthetic", two) == []
 
 
-def test_gradient_mode_gives_the_unpipelined_gradients_and_peaks(case, ranks) -> None:
-    found = confirm(case, "gradient", ranks)
+def test_gradient_mode_gives_the_unpipelined_gradients_and_peaks(case, two) -> None:
+    found = confirm(case, "gradient", two)
     assert found.problems == []
     all_but_tied(found.gradients)
     assert found.gradients.loss == pytest.approx(math.log(MODEL.vocab), rel=0.05)
@@ -147,11 +140,11 @@ def test_gradient_mode_gives_the_unpipelined_gradients_and_peaks(case, ranks) ->
         assert 0 < peak.measured_bytes <= 1.05 * most + 2**19
 
 
-def test_gradient_mode_notices_stages_that_hold_more_than_the_profile_says(case, ranks) -> None:
+def test_gradient_mode_notices_stages_that_hold_more_than_the_profile_says(case, two) -> None:
     lying = case.profile.scale(memory=0.5)
     tight = Tolerances(memory_bytes=0)
     found = confirm(
-        replace(case, profile=lying, memory_limit=None, tolerances=tight), "gradient", ranks
+        replace(case, profile=lying, memory_limit=None, tolerances=tight), "gradient", two
     )
     assert any("rank 0 held up to" in text for text in found.problems)
     assert not found.holds
@@ -170,10 +163,10 @@ def test_replay_measures_memory_after_every_op(case) -> None:
 
 
 @pytest.mark.parametrize("mode", ["synthetic", "gradient", "replay", "loop"])
-def test_recomputation_is_confirmed_in_every_mode(mode: str, recomputing, ranks, monkeypatch):
+def test_recomputation_is_confirmed_in_every_mode(mode: str, recomputing, two, monkeypatch):
     if mode == "loop":
         as_(Paced, monkeypatch)
-    found = confirm(recomputing, mode, ranks)
+    found = confirm(recomputing, mode, two)
     apart = any(op.kind is C for program in recomputing.schedule.programs for op in program)
     assert apart == any(row.kind is C for row in found.difference.kinds)
     timing = ("makespan", "come to rest")  # depend on how busy the machine is
@@ -297,9 +290,9 @@ def test_a_profile_knows_its_model(profile, tmp_path) -> None:
 
 
 @pytest.fixture
-def line(command_line, profile, ranks, monkeypatch):
+def line(command_line, profile, two, monkeypatch):
     """`confirm` with a profile in the folder, and ranks that are there already."""
-    monkeypatch.setattr(confirming, "Ranks", lambda count: nullcontext(ranks))
+    monkeypatch.setattr(confirming, "Ranks", lambda count: nullcontext(two))
     save_profile(profile, "p.yaml")
 
     def run(words: str):

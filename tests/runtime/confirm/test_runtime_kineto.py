@@ -14,9 +14,10 @@ from optpipe_sim.costs.models import Model
 from optpipe_sim.frameworks.imports.idle import idle_of_run
 from optpipe_sim.frameworks.imports.kineto import read_kineto
 from optpipe_sim.frameworks.imports.measured import Measured, read_run
+from optpipe_sim.runtime.confirm.case import Case
+from optpipe_sim.runtime.confirm.task import Task
 from optpipe_sim.runtime.execute.launch import Ranks
 from optpipe_sim.runtime.execute.record import measured_trace
-from optpipe_sim.runtime.execute.task import Task
 from optpipe_sim.runtime.measure.fake import fake_profile
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.sim.lower import lower
@@ -30,7 +31,7 @@ def run_of(
     """One iteration, whose ops sleep: as its ranks recorded it, and as it is read from its traces."""
     profile = paced(fake_profile(Plan(MODEL, count, seq=16, microbatch=2), "h100-sxm"))
     schedule = build(name, profile, microbatches)
-    results = ranks.run(Task(schedule, profile, kineto=str(folder)))
+    results = ranks.run(Task(Case(schedule, profile, kineto=str(folder))))
     own = measured_trace(lower(schedule, profile), [one.records[0] for one in results])
     first = int(own.start_ns.min())
     found = read_run([read_kineto(folder / f"rank{rank}.json") for rank in range(count)])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import own_modules as own
 import pytest
 import torch
 from group_job import Meet
-from runtime_cases import GPT, plan_of, with_offloads
+from runtime_cases import with_offloads
 from torch import nn
 from unit_profiles import unit_profile
 from virtual_gpu import OnHost, VirtualGpu
@@ -18,12 +16,9 @@ from virtual_gpu import OnHost, VirtualGpu
 from optpipe_sim import build
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.profile import CostProfile, Offload
-from optpipe_sim.profile_io import save_profile
 from optpipe_sim.runtime import PipelineStep
-from optpipe_sim.runtime.__main__ import main
 from optpipe_sim.runtime.device import current_device
 from optpipe_sim.runtime.execute.launch import Ranks
-from optpipe_sim.runtime.measure.fake import fake_profile
 from optpipe_sim.runtime.modules import examine
 from optpipe_sim.stage_cost import StageCost
 
@@ -87,31 +82,6 @@ def test_host_memory_is_pinned_before_the_first_message(
             modules, with_offloads(build("gpipe", costs, 4)), own.loss, device="cuda"
         )
         step.prepare(*own.batch(4))
-    assert all(worker.slab.reserved for worker in step.workers.values())
+    assert all(rank.worker.slab.reserved for rank in step.ranks.values())
     assert gpu.faults == []
     assert torch.equal(torch.get_rng_state(), drawn)
-
-
-def test_a_rank_without_a_gpu_says_so_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As torchrun starts it; the first line of what CUDA says would do."""
-
-    def leave(code: int) -> None:
-        raise SystemExit(code)
-
-    for key in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.setenv(key, "2")
-    for key in ("RANK", "LOCAL_RANK"):
-        monkeypatch.setenv(key, "1")
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    monkeypatch.setattr(os, "_exit", leave)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    save_profile(fake_profile(plan_of(GPT, 2), "h100-sxm"), tmp_path / "gpt.yaml")
-    words = ["1f1b", str(tmp_path / "gpt.yaml"), "-m", "2", "--mode", "gradient"]
-    with pytest.raises(SystemExit, match="1"):
-        main([*words, "--device", "cuda"])
-    assert capsys.readouterr().err.splitlines() == [
-        "optpipe_sim.runtime: rank 1: --device cuda: 2 ranks need a GPU each, here are 1"
-    ]

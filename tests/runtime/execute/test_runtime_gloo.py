@@ -37,10 +37,12 @@ from optpipe_sim.errors import InvalidSchedule, OptPipeError, RuntimeFault
 from optpipe_sim.ops import BW, O, W
 from optpipe_sim.processes.signals import is_running
 from optpipe_sim.profile import Offload
+from optpipe_sim.runtime.confirm.case import Case
+from optpipe_sim.runtime.confirm.task import Result, Task
 from optpipe_sim.runtime.execute.launch import Ranks
 from optpipe_sim.runtime.execute.record import measured_trace
-from optpipe_sim.runtime.execute.task import Result, Task
 from optpipe_sim.runtime.execute.unpipelined import reference
+from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.program.program import linear_programs
 from optpipe_sim.schedules import REGISTRY
 from optpipe_sim.sim.lower import Lowered, lower
@@ -50,19 +52,17 @@ NEAR = 1.05
 SLACK_BYTES = 1 << 17  # messages
 
 
+def gradient_task(lowered: Lowered, plan: Plan | cases.OwnStages) -> Task:
+    case = Case(lowered.schedule, lowered.profile, lowered.memory_limit, plan)  # type: ignore[arg-type]
+    return Task(case, "gradient")
+
+
 def run(
-    ranks: Ranks, lowered: Lowered, model: Model | cases.OwnStages, **changes: object
+    ranks: Ranks, lowered: Lowered, model: Model | cases.OwnStages
 ) -> tuple[list[Result], dict[str, Tensor]]:
     """Results, and the gradients of all ranks by name."""
-    task = Task(
-        lowered.schedule,
-        lowered.profile,
-        lowered.memory_limit,
-        mode="gradient",
-        plan=model if isinstance(model, cases.OwnStages) else plan_of(model, ranks.count),
-        gradients=True,
-    )
-    results = ranks.run(replace(task, **changes))
+    plan = model if isinstance(model, cases.OwnStages) else plan_of(model, ranks.count)
+    results = ranks.run(gradient_task(lowered, plan))
     return results, {name: grad for r in results for name, grad in r.gradients.items()}
 
 
@@ -232,7 +232,7 @@ def test_a_step_of_ones_own_modules_on_four_ranks(four: Ranks):
 def test_a_task_for_another_number_of_ranks(two: Ranks):
     schedule = build("1f1b", profile_of(GPT, 4), 8)
     with pytest.raises(OptPipeError, match="the schedule is for 4 devices, not 2 ranks"):
-        two.run(Task(schedule, profile_of(GPT, 4)))
+        two.run(Task(Case(schedule, profile_of(GPT, 4))))
 
 
 # -- what goes wrong -------------------------------------------------------------------------------
@@ -271,14 +271,8 @@ def mutated(change: Callable[..., object]) -> Task:
     change(programs)
     with pytest.raises(InvalidSchedule, match=r"rank \d"):
         check_programs(programs, lowered.schedule)
-    return Task(
-        lowered.schedule,
-        lowered.profile,
-        mode="gradient",
-        plan=plan_of(GPT, 2),
-        programs=tuple(programs),
-        timeout_s=3.0,
-    )
+    task = gradient_task(lowered, plan_of(GPT, 2))
+    return replace(task, programs=tuple(programs), timeout_s=3.0)
 
 
 def test_a_missing_reload_is_reported(mortal: Ranks):
@@ -320,28 +314,16 @@ def test_a_message_sent_before_it_is_made(mortal: Ranks):
 
 
 def test_a_stage_that_fails(mortal: Ranks):
-    lowered = offloaded()
-    task = Task(
-        lowered.schedule,
-        lowered.profile,
-        mode="gradient",
-        plan=cases.OwnStages(cases.broken_worker),
-    )
+    task = gradient_task(offloaded(), cases.OwnStages(cases.broken_worker))
     message = fault(mortal, task)
     assert message == "rank 1: run F1.3: ValueError: the fourth is one too many"
     # and the next task finds ranks again
-    results = mortal.run(replace(task, plan=RESIDUAL))
+    results = mortal.run(gradient_task(offloaded(), RESIDUAL))
     assert len(results) == 2
 
 
 def test_a_rank_that_is_killed(mortal: Ranks):
-    lowered = offloaded()
-    task = Task(
-        lowered.schedule,
-        lowered.profile,
-        mode="gradient",
-        plan=cases.OwnStages(cases.killed_worker),
-    )
+    task = gradient_task(offloaded(), cases.OwnStages(cases.killed_worker))
     assert fault(mortal, task) == "rank 1 died (killed by SIGKILL); its last op was F1.3"
 
 
@@ -355,7 +337,7 @@ def test_ranks_are_told_who_started_them(monkeypatch):
 
     monkeypatch.setattr("optpipe_sim.runtime.execute.launch.start_python", watched)
     with Ranks(2) as ranks, pytest.raises(RuntimeFault):
-        ranks.run(Task(offloaded().schedule, profile_of(GPT, 2)))
+        ranks.run(Task(Case(offloaded().schedule, profile_of(GPT, 2))))
     assert told == [os.getpid()]
 
 
@@ -363,9 +345,10 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path: Path):
     code = (
         "import os, sys; sys.path.insert(0, sys.argv[1]);"
         "from runtime_cases import GPT, profile_of; from optpipe_sim import build;"
-        "from optpipe_sim.runtime.execute.launch import Ranks; from optpipe_sim.runtime.execute.task import Task;"
+        "from optpipe_sim.runtime.execute.launch import Ranks;"
+        "from optpipe_sim.runtime.confirm.case import Case; from optpipe_sim.runtime.confirm.task import Task;"
         "ranks = Ranks(2); profile = profile_of(GPT, 2);"
-        "ranks.run(Task(build('1f1b', profile, 2), profile));"
+        "ranks.run(Task(Case(build('1f1b', profile, 2), profile)));"
         "print(*ranks.pids, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(

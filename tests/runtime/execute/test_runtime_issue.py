@@ -20,9 +20,8 @@ from optpipe_sim.ops import BW, B, C, F, O, Op, R
 from optpipe_sim.runtime.execute import streams
 from optpipe_sim.runtime.execute.rank_step import RankStep
 from optpipe_sim.runtime.execute.record import measured_trace
-from optpipe_sim.runtime.execute.serial import run_serially
 from optpipe_sim.runtime.execute.transport import Loopback
-from optpipe_sim.runtime.execute.unpipelined import named_gradients, reference
+from optpipe_sim.runtime.execute.unpipelined import make_contents, named_gradients, reference
 from optpipe_sim.runtime.measure.memory import LiveBytes
 from optpipe_sim.runtime.program.issue import issue_order
 from optpipe_sim.runtime.program.program import Event, Prepared, linear_programs
@@ -178,7 +177,7 @@ def test_the_order_of_issue_gives_the_gradients_and_the_memory(name: str, quick_
     lowered = lower(schedule, profile, lower(schedule, profile).replay().peak_bytes)
     plan = plan_of(GPT, 2)
 
-    contents = run_serially(started(plan, lowered), keep=True).contents
+    contents = make_contents(plan, schedule, 0).messages
     _, expected = reference(plan, 6, 0)
     records = []
     for program in linear_programs(lowered):

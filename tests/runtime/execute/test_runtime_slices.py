@@ -11,6 +11,7 @@ import torch
 from runtime_cases import (
     EXPERTS,
     SEQ,
+    measured,
     plan_of,
     profile_of,
     run_all,
@@ -27,13 +28,13 @@ from optpipe_sim.errors import InvalidSchedule, OptPipeError, RuntimeFault
 from optpipe_sim.ops import BW, C, F, O, Op, R
 from optpipe_sim.profile_io import save_profile
 from optpipe_sim.runtime import schedule_class
+from optpipe_sim.runtime.confirm.case import Case
 from optpipe_sim.runtime.confirm.case import plan_of as plan_of_profile
+from optpipe_sim.runtime.confirm.task import Task
 from optpipe_sim.runtime.confirm.verdict import compare_gradients, peaks_after_ops
 from optpipe_sim.runtime.execute.launch import Ranks
 from optpipe_sim.runtime.execute.serial import SerialRun
-from optpipe_sim.runtime.execute.task import Task
 from optpipe_sim.runtime.execute.unpipelined import named_gradients, reference
-from optpipe_sim.runtime.measure.profiler import measure
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.split import zero_gradients
 from optpipe_sim.runtime.program.program import keys_moved, linear_programs
@@ -170,8 +171,7 @@ def test_ranks_run_slices(two: Ranks) -> None:
     ):
         plan, lowered = case_of(name, model, 2, UNEQUAL)
         lowered = lower(change(lowered.schedule), lowered.profile)
-        task = Task(lowered.schedule, lowered.profile, mode="gradient", plan=plan, gradients=True)
-        results = two.run(task)
+        results = two.run(Task(Case(lowered.schedule, lowered.profile, plan=plan), "gradient"))
         loss, wanted = in_order(plan, 4)
         assert [r.records[0].loss for r in results if r.records[0].loss is not None] == [loss]
         for result in results:
@@ -226,7 +226,7 @@ def test_keys_and_values_are_offloaded_behind_the_last_forward(
             exact = peak.rank == 0 and not back_first
             assert peak.off_bytes <= losses_bytes(lowered), peak
             assert peak.off_bytes >= 0 or not exact, peak
-    for result in two.run(Task(late, profile, mode="gradient", plan=plan, gradients=True)):
+    for result in two.run(Task(Case(late, profile, plan=plan), "gradient")):
         for each, gradient in result.gradients.items():
             assert torch.equal(gradient, expected[each]), each
 
@@ -296,7 +296,7 @@ def test_what_cannot_run_in_slices() -> None:
 def test_a_measured_profile_has_every_slice(tmp_path: Path) -> None:
     """Its times and bytes; read again it runs the same slices, and says so where they do not fit."""
     plan = plan_of(GPT, 2, 1, UNEQUAL)
-    save_profile(measure(plan, samples=1, warmup=0, levels=["full"]), tmp_path / "p.yaml")
+    save_profile(measured(plan, 1, 0, ["full"]), tmp_path / "p.yaml")
     profile = load_profile(tmp_path / "p.yaml")
     for cost, true in zip(profile.stages, profile_of(GPT, 2, slices=UNEQUAL).stages, strict=True):
         for part, known in zip(cost.slices, true.slices, strict=True):

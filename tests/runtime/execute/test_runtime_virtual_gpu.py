@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from runtime_cases import GPT, plan_of, profile_of, with_levels, with_offloads
-from runtime_cases import started as steps_of
 from virtual_gpu import VirtualGpu, nccl
 
 from optpipe_sim import build
@@ -19,9 +18,8 @@ from optpipe_sim.profile import Offload
 from optpipe_sim.runtime.execute import streams
 from optpipe_sim.runtime.execute.nccl import Nccl
 from optpipe_sim.runtime.execute.rank_step import RankStep, most_offloaded
-from optpipe_sim.runtime.execute.serial import run_serially
 from optpipe_sim.runtime.execute.transport import GatedLoopback, Transport
-from optpipe_sim.runtime.execute.unpipelined import named_gradients, reference
+from optpipe_sim.runtime.execute.unpipelined import make_contents, named_gradients, reference
 from optpipe_sim.runtime.model import stash
 from optpipe_sim.runtime.model.split import zero_gradients
 from optpipe_sim.runtime.model.stage import StageWorker
@@ -72,7 +70,7 @@ def started(lowered: Lowered, rank: int, gpu: VirtualGpu) -> StageWorker:
 
 def contents_of(lowered: Lowered) -> dict[Any, torch.Tensor]:
     """What the ranks send to each other."""
-    return run_serially(steps_of(PLAN, lowered), keep=True).contents
+    return make_contents(PLAN, lowered.schedule, 0).messages
 
 
 def run(

@@ -11,7 +11,7 @@ from caching_allocator import MIB, WORKSPACE, CachingAllocator
 from optpipe_sim.costs.models import Model
 from optpipe_sim.runtime.measure import footprint
 from optpipe_sim.runtime.measure.footprint import byte_facts, stage_bytes
-from optpipe_sim.runtime.measure.memory import CappedCudaBytes, CudaBytes, indexed
+from optpipe_sim.runtime.measure.memory import CudaBytes, indexed
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.stage import StageWorker
 
@@ -72,7 +72,7 @@ def test_what_was_there_does_not_count(allocator: CachingAllocator) -> None:
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda")])
 def test_the_cap_is_on_what_is_reserved(allocator: CachingAllocator, device: object) -> None:
     weights = torch.zeros(3 * MIB + 7, dtype=torch.uint8)
-    with CappedCudaBytes(device, 40 * MIB) as counter:
+    with CudaBytes(device, 40 * MIB) as counter:
         start = allocator.current["reserved"]
         assert start == 20 * MIB > weights.numel()
         assert counter.cap_bytes == start + 40 * MIB

@@ -67,7 +67,8 @@ def test_held_bytes_are_the_bytes_of_live_tensors(stage) -> None:
     module = build_stage(EXPERTS, stage, 3, seq=SEQ)
     with LiveBytes() as live:
         boundary = ((BATCH, SEQ, WIDTH), torch.float32)
-        worker = StageWorker({stage: module}, 3, boundary, allocated=live.add)
+        worker = StageWorker({stage: module}, 3, boundary)
+        worker.allocated = live.add
         for parameter in worker.parameters():
             parameter.grad = torch.zeros_like(parameter)
         worker.start_step(*batch(2))

@@ -138,11 +138,10 @@ def test_weights_that_fsdp_shards(two: Ranks, name: str, reshard: bool):
         assert [n for n in theirs if not torch.equal(theirs[n], ours[n])] == []
 
 
-def test_four_ranks_called_as_torchtitan_calls_its_schedules():
+def test_four_ranks_called_as_torchtitan_calls_its_schedules(four: Ranks):
     """A loop of two stages per rank, with offloads; another step and an evaluation are the same calls."""
-    with Ranks(4) as four:
-        check(four, lowered_of("1f1b-i", 4), own=False, titan=True, evaluate=True)
-        check(four, lowered_of("zb-h1", 4), own=False, titan=True)
+    check(four, lowered_of("1f1b-i", 4), own=False, titan=True, evaluate=True)
+    check(four, lowered_of("zb-h1", 4), own=False, titan=True)
 
 
 def test_torchtitan_takes_it_for_a_schedule_of_several_stages_but_not_from_a_csv():

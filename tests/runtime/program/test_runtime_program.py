@@ -24,7 +24,7 @@ from optpipe_sim.profile import Nvme
 from optpipe_sim.runtime import PipelineStep, schedule_class
 from optpipe_sim.runtime.confirm.case import Case
 from optpipe_sim.runtime.confirm.confirm import confirm
-from optpipe_sim.runtime.execute.task import Task
+from optpipe_sim.runtime.confirm.task import Task
 from optpipe_sim.runtime.program.program import (
     Event,
     Program,
@@ -281,7 +281,7 @@ def test_offloads_to_drives_are_refused_before_anything_runs(unit):
     plan = plan_of(GPT, 2)
     for runs in (
         lambda: prepare(schedule, drives),
-        lambda: Task(schedule, drives, mode="gradient", plan=plan),
+        lambda: Task(Case(schedule, drives, plan=plan), "gradient"),
         lambda: confirm(Case(schedule, drives, plan=plan), "replay"),
         lambda: confirm(Case(schedule, drives, plan=plan), "loop"),
         lambda: schedule_class(schedule, drives),
@@ -294,4 +294,4 @@ def test_offloads_to_drives_are_refused_before_anything_runs(unit):
         assert "\n" not in str(refused.value)
     assert prepare(build("1f1b", plain, 4), drives).programs
     assert prepare(schedule, plain).programs
-    assert Task(schedule, drives).mode == "synthetic"
+    assert Task(Case(schedule, drives)).mode == "synthetic"

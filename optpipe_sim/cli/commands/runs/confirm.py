@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ....costs.layout import Layout, layer_list
-from ....errors import OptPipeError
+from ....errors import OptPipeError, RuntimeFault
 from ....processes.signals import sigterm_as_ctrl_c
+from ....processes.torchrun import torchrun_rank
 from ...options.fields import add_fields
 from ...options.kinds import MOST_REPEATS, count, count_to, share, whole
 from ...options.shared import add_profile, add_schedule, add_schedule_problem
@@ -42,15 +46,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="where replay and loop run (default: cpu; cuda is written, but not yet confirmed on one)",
+        help="where replay and loop run, and gradient on ranks of torchrun (default: cpu; cuda is written, but not yet"
+        " confirmed on one)",
     )
     add_schedule_problem(parser)
     for name, times, text in (
         (
             "iterations",
             5,
-            "iterations of synthetic (the fastest counts), replay (the median counts), and gradient with"
-            " --kineto",
+            "iterations of synthetic (the fastest counts), replay (the median counts), and gradient on ranks of torchrun"
+            " or with --kineto",
         ),
         ("sweeps", 6, "maximum number of sweeps over the ranks in loop mode"),
         ("stretch", 1, "synthetic: multiply all times by N, for ops too short to sleep exactly"),
@@ -131,9 +136,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     _check_mode(arguments, profile)
     need_torch("confirm")
     from ....runtime.confirm.case import Case, plan_of
-    from ....runtime.confirm.confirm import confirm
+    from ....runtime.confirm.confirm import confirm, task_of
     from ....runtime.confirm.verdict import Tolerances
     from ....runtime.device import check_device, prepare_cuda
+    from ....runtime.execute.launch import JoinedRanks
 
     if arguments.deterministic:
         prepare_cuda(deterministic=True)
@@ -167,8 +173,18 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         seed=arguments.seed,
         kineto=arguments.kineto,
     )
+    ranks = None
+    if torchrun_rank() is not None:
+        ranks = JoinedRanks(schedule.shape.devices, arguments.device)
+        # refuses what cannot run, before the ranks meet
+        task = task_of(case, arguments.mode, ranks)
+        if ranks.rank:
+            with _ends_all(ranks.rank):
+                ranks.run(task)
+            return DONE
     with out.progress("confirming") as progress:
-        found = confirm(case, arguments.mode, progress=progress)
+        with nullcontext() if ranks is None else _ends_all(ranks.rank):
+            found = confirm(case, arguments.mode, ranks, progress)
         files = _write(arguments, found)
     if arguments.kineto:
         files[arguments.kineto] = "torch.profiler's traces, a file per rank"
@@ -186,9 +202,25 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     return DONE if found.holds else NO
 
 
+@contextmanager
+def _ends_all(rank: int) -> Iterator[None]:
+    """Have a rank that fails say why in one line and end at once, upon which torchrun ends the others: threads and
+    messages under way are not waited for."""
+    try:
+        yield
+    except Exception as error:
+        said = str(error) if isinstance(error, OptPipeError) else f"{type(error).__name__}: {error}"
+        prefix = "" if isinstance(error, RuntimeFault) else f"rank {rank}: "
+        line = said.split("\n")[0]  # CUDA adds advice
+        print(f"optpipe-sim: {prefix}{line}", file=sys.stderr, flush=True)
+        os._exit(NO)
+
+
 def _check_mode(arguments: argparse.Namespace, profile: CostProfile) -> None:
     """Refuse options that this mode would ignore."""
     mode = arguments.mode
+    if torchrun_rank() is not None and mode not in ("synthetic", "gradient"):
+        raise OptPipeError(f"--mode {mode}: runs in one process; start it without torchrun")
     if arguments.save_run and mode not in ("replay", "loop"):
         raise OptPipeError(f"--save-run: ops of {mode} are not timed; take --mode loop")
     if arguments.stretch > 1 and mode != "synthetic":
