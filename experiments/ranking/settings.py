@@ -12,6 +12,7 @@ from optpipe_sim.costs.provenance import mfu
 from optpipe_sim.costs.published import figure_15, published
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.profile_io import load_profile
+from optpipe_sim.schedule.shape import Shape
 from optpipe_sim.schedules import build
 
 A100 = "A100 SXM 80GB, nodes of 8, RoCE"
@@ -148,7 +149,7 @@ def _of_rows(row: Mapping[str, Any]) -> Iterator[Run]:
             schedule,
             profile.for_shape(schedule.shape),
             row.get("memory", {}).get(name),
-            _holds(own, profile),
+            _holds(own, profile, schedule.shape),
         )
 
 
@@ -161,34 +162,29 @@ def _time(row: Mapping[str, Any], name: str) -> float:
     return float(1e9 * row["microbatch"] * row["microbatches"] / row["devices"] / rate)
 
 
-def _holds(row: Mapping[str, Any], profile: CostProfile) -> CostProfile | None:
-    """Return the costs that say what stages hold: estimated, or, of activations alone, the profile's own shares."""
+def _holds(row: Mapping[str, Any], profile: CostProfile, shape: Shape) -> CostProfile | None:
+    """Return the costs that say what stages hold: estimated, with as many layers on each stage as the run had, or,
+    of activations alone, the profile's own shares."""
     if row.get("memory_is") == "activations":
         return profile
-    p, layers, name = row["devices"], row.get("layers", 1), row.get("model", "")
-    if name.startswith("gpt-"):
-        ends = (
-            [layers - 1] + [layers] * (p - 2) + [layers - 1]
-        )  # embedding and head count as a layer each
-        options = {
-            **published("zero_bubble")["options"],
-            "microbatch": row["microbatch"],
-            "layers": ends,
-            "execution": "ideal",
-        }
-        machine = load_machine("a100-80gb")
-        return estimate(name, machine, p, levels=False, offload=False, **options)
+    p, name = row["devices"], row.get("model", "")
+    layers, left = divmod(row.get("layers", 1), shape.chunks)
+    assert not left, f"{row['id']}: {shape.chunks} chunks do not divide its layers"
+    each = [layers] * shape.stages
+    options: dict[str, Any] = {
+        "levels": False,
+        "offload": False,
+        "execution": "ideal",
+        "chunks": shape.chunks,
+        "placement": shape.placement,
+    }
+    if name.startswith("gpt-"):  # embedding and head count as a layer each
+        options |= published("zero_bubble")["options"] | {"microbatch": row["microbatch"]}
+        ends = [layers - 1, *each[1:-1], layers - 1]
+        return estimate(name, load_machine("a100-80gb"), p, layers=ends, **options)
     if name == "llama2-7b":  # of which 16 layers ran
-        model = replace(load_model("llama2-7b"), layers=p * layers)
-        return estimate(
-            model,
-            load_machine(row["memory_of"]),
-            p,
-            levels=False,
-            offload=False,
-            layers=[layers] * p,
-            execution="ideal",
-        )
+        model = replace(load_model("llama2-7b"), layers=sum(each))
+        return estimate(model, load_machine(row["memory_of"]), p, layers=each, **options)
     return None
 
 
