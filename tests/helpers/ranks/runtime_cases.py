@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -136,14 +137,21 @@ def profile_of(
     )
 
 
-def measured(plan: Plan, samples: int, warmup: int, levels: Sequence[str] = ()) -> CostProfile:
-    """The profile of a plan on this CPU. Copies, and what they do to ops, are made up: they are measured elsewhere,
-    beside threads that leave nothing of two cores to anyone else."""
+@contextmanager
+def copies_made_up() -> Iterator[None]:
+    """Inside the block, profiles have given copies, which slow nothing down: they are measured elsewhere, beside
+    threads that leave nothing of two cores to anyone else."""
     copies = dict.fromkeys(MODES, dict.fromkeys(DIRECTIONS, Copy(1e4, 0.1, {})))
     with (
         patch.object(profiler, "measure_copies", lambda *_: copies),
         patch.object(profiler, "op_factors", lambda *_: {}),
     ):
+        yield
+
+
+def measured(plan: Plan, samples: int, warmup: int, levels: Sequence[str] = ()) -> CostProfile:
+    """The profile of a plan on this CPU, with copies made up."""
+    with copies_made_up():
         return profiler.measure(plan, "cpu", samples, warmup, levels=levels)
 
 

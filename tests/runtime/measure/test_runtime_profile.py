@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from runtime_cases import measured
 
 from optpipe_sim import build, load_profile, simulate
 from optpipe_sim.costs import estimate, load_model
@@ -162,7 +163,7 @@ def test_a_measured_profile_can_be_read_and_used(tmp_path) -> None:
 
 def test_levels_of_recomputation_are_measured(tmp_path) -> None:
     plan = Plan(MODELS[1], 2, seq=16, microbatch=2, layers=(1, 3))
-    profile = measure(plan, "cpu", 3, 1, levels=("stage", "norms+mlp", "full-50%", "full"))
+    profile = measured(plan, 3, 1, ("stage", "norms+mlp", "full-50%", "full"))
     save_profile(profile, tmp_path / "p.yaml")
     assert load_profile(tmp_path / "p.yaml") == profile
     for stage, cost in enumerate(profile.stages):

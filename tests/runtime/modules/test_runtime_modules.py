@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 import own_modules as own
 import pytest
 import torch
-from runtime_cases import with_levels, with_offloads
+from runtime_cases import copies_made_up, with_levels, with_offloads
 from torch import Tensor, nn
 
 from optpipe_sim import build, simulate, solve
@@ -21,26 +19,15 @@ from optpipe_sim.errors import OptPipeError, RuntimeFault
 from optpipe_sim.ops import O
 from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.runtime import PipelineStep, load_pipeline, profile_modules, save_pipeline
-from optpipe_sim.runtime.measure import profiler
-from optpipe_sim.runtime.measure.copies import DIRECTIONS, MODES, Copy
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.schedules import REGISTRY
 from optpipe_sim.stage_cost import StageCost
 
 
-@contextmanager
-def given_copies() -> Iterator[None]:
-    """Copies are measured elsewhere, and at length."""
-    with pytest.MonkeyPatch.context() as patch:
-        copies = dict.fromkeys(MODES, dict.fromkeys(DIRECTIONS, Copy(1e4, 0.1, {})))
-        patch.setattr(profiler, "measure_copies", lambda *_: copies)
-        yield
-
-
 @cache
 def profile_of(stages: int, devices: int) -> CostProfile:
     inputs, targets = own.batch(1)
-    with given_copies():
+    with copies_made_up():
         return profile_modules(
             own.stages_of(stages, "level"),
             own.loss,
@@ -139,7 +126,7 @@ def test_the_example_of_the_documentation():
         "time_limit=2", "time_limit=1, workers=1"
     )
     names: dict = {}
-    with given_copies():
+    with copies_made_up():
         exec(code, names)
     assert 0 < names["mean_loss"] < 2
     trace = simulate(names["plan"].schedule, names["profile"])

@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from runtime_cases import with_levels, with_offloads
+from runtime_cases import copies_made_up, with_levels, with_offloads
 
 from benchmarks.schedule_models import VOCAB, LlamaStage, llama, loss
 from optpipe_sim import build, load_profile
 from optpipe_sim.ops import O
 from optpipe_sim.runtime import PipelineStep, profile_modules
-from optpipe_sim.runtime.measure import profiler
-from optpipe_sim.runtime.measure.copies import DIRECTIONS, MODES, Copy
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 LAYERS, SEQ = 4, 8
@@ -34,13 +32,12 @@ def cut_and_whole() -> tuple[Any, ...]:
     return inputs, targets, plain, model, stages
 
 
-def test_a_llama_of_hugging_face_offloaded_and_recomputed(monkeypatch: pytest.MonkeyPatch):
-    copies = dict.fromkeys(MODES, dict.fromkeys(DIRECTIONS, Copy(1e4, 0.1, {})))
-    monkeypatch.setattr(profiler, "measure_copies", lambda *_: copies)
+def test_a_llama_of_hugging_face_offloaded_and_recomputed() -> None:
     inputs, targets, plain, model, stages = cut_and_whole()
-    profile = profile_modules(
-        stages, loss, inputs[0], targets[0], levels=("full-50%", "full"), samples=1, warmup=1
-    )
+    with copies_made_up():
+        profile = profile_modules(
+            stages, loss, inputs[0], targets[0], levels=("full-50%", "full"), samples=1, warmup=1
+        )
     base = with_offloads(build("zb-h1", profile, 4))
     assert any(op.kind is O for program in base.programs for op in program)
     for schedule in (base, with_levels(base, ("full-50%", "full"), apart=True)):

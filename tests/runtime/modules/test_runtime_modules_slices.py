@@ -9,7 +9,7 @@ import own_slices as own
 import pytest
 import torch
 from own_slices import SLICES, SlicedJob
-from runtime_cases import with_levels, with_offloads
+from runtime_cases import copies_made_up, with_levels, with_offloads
 from torch import Tensor, nn
 
 from optpipe_sim import build, load_profile
@@ -19,8 +19,6 @@ from optpipe_sim.profile import CostProfile
 from optpipe_sim.runtime import PipelineStep, profile_modules
 from optpipe_sim.runtime.confirm.verdict import compare_gradients
 from optpipe_sim.runtime.execute.launch import Ranks
-from optpipe_sim.runtime.measure import profiler
-from optpipe_sim.runtime.measure.copies import DIRECTIONS, MODES, Copy
 from optpipe_sim.schedule import Schedule
 
 M = 4
@@ -30,9 +28,7 @@ LEVELS = ("full", "stage")
 @cache
 def profile_of(stages: int = 2, slices: tuple[int, ...] = SLICES) -> CostProfile:
     inputs, targets = own.batch(1)
-    with pytest.MonkeyPatch.context() as patch:  # copies are measured elsewhere, and at length
-        copies = dict.fromkeys(MODES, dict.fromkeys(DIRECTIONS, Copy(1e4, 0.1, {})))
-        patch.setattr(profiler, "measure_copies", lambda *_: copies)
+    with copies_made_up():
         return profile_modules(
             own.stages_of(stages),
             own.loss,
@@ -99,7 +95,7 @@ def test_compiled_stages_run_slices() -> None:
     unit = {"t_f_ns": 1, "t_b_ns": 1, "t_w_ns": 1, "act_bytes": 1}
     schedule = build("seq1f1b", load_profile({"devices": 2, "slices": 2, "stages": unit}), 2)
     modules = own.stages_of(2)
-    compiled = [torch.compile(stage, backend="aot_eager") for stage in modules]
+    compiled = [torch.compile(modules[0], backend="aot_eager"), modules[1]]
     loss = PipelineStep(compiled, schedule, own.loss, slices=(own.SEQ // 2,) * 2)(*own.batch(2))
     expected, wanted = own.whole(2, 2)
     assert abs(loss - expected) < 1e-5
