@@ -12,6 +12,7 @@ from experiments.costs_runs.microbatches import fit_launches, sweeps
 from experiments.costs_runs.sweep import Sweep
 from optpipe_sim.costs import estimate, load_machine
 from optpipe_sim.costs.advise.evaluate import evaluate
+from optpipe_sim.costs.advise.hints import _alternatives, hints_for
 from optpipe_sim.costs.layer import layer
 from optpipe_sim.costs.layout import Layout
 from optpipe_sim.costs.machines import Rates
@@ -161,3 +162,16 @@ def test_commands_have_the_options(command_line) -> None:
     assert (made["gradient_sums"], made["launch_blocking"]) == ("cast", True)
     asked = evaluate("gpt-6.2b", "a100-80gb", 4, 1024, microbatches=8, pp=4, gradient_sums="apart")
     assert asked.row.profile.meta["work"]["gradient_sums"] == "apart"
+
+
+@pytest.mark.parametrize("model", ["gpt-6.2b", "qwen3-30b-a3b"])
+def test_where_launches_block_hints_name_no_overlap(model: str) -> None:
+    """Nothing can be hidden; what can be left out are the launches that block and the sums apart."""
+    given: dict[str, Any] = {"launch_blocking": True, "gradient_sums": "apart"}
+    asked = evaluate(model, "a100-80gb", 8, 1024, microbatches=8, pp=4, zero=1, **given)
+    question = asked.advice.question
+    tried = [one.what for one in _alternatives(question, asked.row, lambda _: None)]
+    assert {"launches that do not block", "gradient-sums fused"} <= {*tried}
+    assert not any("overlap" in what for what in tried)
+    gains = {one.what: one.gain for one in hints_for(question, asked.row)}
+    assert gains.get("launches that do not block", 1.0) > 0

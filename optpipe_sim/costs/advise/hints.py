@@ -14,12 +14,13 @@ from ...solvers.starts.published import LOOP, VEE
 from ...trace import Trace
 from ...units import counted
 from ..provenance import iteration_ns
+from ..work import Work
 from .replay import peak_of, profile_of, replayed_freely
 from .rows import Row
 from .space import Choice, Question
 
 SECONDS = 5.0  # for all of them
-NOT_SEARCHED = ("experts", "overlap")  # keys of what `advise` does not choose
+NOT_SEARCHED = ("experts", "overlap", "trainer")  # keys of what `advise` does not choose
 OVERLAPS = (("grad-reduce",), ("grad-reduce", "param-gather"), ("tp-comm",))
 EXCHANGES = ("per-node", "overlapped", "per-node-overlapped")
 
@@ -32,13 +33,13 @@ def hints_for(
     check: Callable[[Trace], None] = lambda _: None,
 ) -> list[Hint]:
     """Return the changes of a configuration that make an iteration faster and fit: the kinds of each key
-    (recompute, microbatch, layers, schedule, experts, overlap, zero) are tried one by one, and the best
+    (recompute, microbatch, layers, schedule, experts, overlap, trainer, zero) are tried one by one, and the best
     is returned, the largest gain first; none for very long schedules, and for those that are searched for.
 
     Args:
         seconds: wall time for all of them; the rest is not tried then. searched: only changes that `advise` does
-            not choose: of overlap, and of the exchange of experts. check: raises an `OptPipeError` for a replay of
-            what must not be hinted at, as a framework has no options for it.
+            not choose: of overlap, of the exchange of experts, and of what trainers can leave out. check: raises an
+            `OptPipeError` for a replay of what must not be hinted at, as a framework has no options for it.
     """
     if len(row.trace.schedule) > MANY_OPS or parse_name(row.schedule)[0] == "optpipe":
         return []
@@ -70,22 +71,14 @@ def _alternatives(
     for recompute in ("none", "core_attn", "norms", "full"):
         if recompute != choice.recompute and "recompute=" not in row.schedule:
             yield changed(f"recompute {recompute}", "recompute", recompute=recompute)
+    yield from (
+        changed(text, f"trainer {text}", asked=replace(question, work=work))
+        for text, work in _without(usual)
+    )
+    hiding = not usual.launch_blocking  # else nothing may run beside anything
     if question.model.experts:
-        ways: list[tuple[str, dict[str, Any], Question]] = []
-        layouts: list[tuple[str, dict[str, Any]]] = [("", {})] + (
-            [("etp 1", {"etp": 1})] if choice.tp > 1 and choice.etp != 1 else []
-        )
-        for text, change in layouts:
-            for exchange in (usual.exchange, *EXCHANGES):
-                if usual.pairs != "none" and exchange.endswith("overlapped"):
-                    continue  # pairs say what is hidden
-                asked = replace(question, work=replace(usual, exchange=exchange), etp=None)
-                words = [text, f"exchange {exchange}" if exchange != usual.exchange else ""]
-                if any(words):
-                    ways.append((", ".join(filter(None, words)), change, asked))
-        for text, change, asked in ways:
-            yield changed(text, "experts", asked=asked, **change)
-    for overlap in OVERLAPS:
+        yield from _exchanges(question, choice, changed)
+    for overlap in OVERLAPS if hiding else ():
         more = tuple(dict.fromkeys((*usual.overlap, *overlap)))
         if more != usual.overlap:
             asked = replace(question, work=replace(usual, overlap=more))
@@ -112,6 +105,33 @@ def _alternatives(
             if given is not None and shape[1] != choice.chunks:
                 text += " and its own layers per stage"
             yield changed(text, "schedule", name, placement=shape[0], chunks=shape[1])
+
+
+def _without(work: Work) -> Iterator[tuple[str, Work]]:
+    """Yield the work without what a trainer does that no schedule needs."""
+    if work.launch_blocking:
+        yield "launches that do not block", replace(work, launch_blocking=False)
+    if work.gradient_sums != "fused":
+        yield "gradient-sums fused", replace(work, gradient_sums="fused")
+
+
+def _exchanges(
+    question: Question, choice: Choice, changed: Callable[..., Alternative]
+) -> Iterator[Alternative]:
+    """Yield other layouts of the experts, and other ways of their tokens."""
+    usual = question.work
+    layouts: list[tuple[str, dict[str, Any]]] = [("", {})]
+    if choice.tp > 1 and choice.etp != 1:
+        layouts.append(("etp 1", {"etp": 1}))
+    for text, change in layouts:
+        for exchange in (usual.exchange, *EXCHANGES):
+            overlapped = exchange.endswith("overlapped")
+            if overlapped and (usual.pairs != "none" or usual.launch_blocking):
+                continue  # pairs say what is hidden, and where launches block nothing is
+            asked = replace(question, work=replace(usual, exchange=exchange), etp=None)
+            words = [text, f"exchange {exchange}" if exchange != usual.exchange else ""]
+            if any(words):
+                yield changed(", ".join(filter(None, words)), "experts", asked=asked, **change)
 
 
 def _fuller(counts: list[int]) -> list[int]:
