@@ -513,6 +513,10 @@ def _left_out(data: Mapping[str, Any], text: Mapping[str, Any]) -> Iterator[str]
     if isinstance(layers, list) and set(map(str, layers)) <= {"full_attention"}:
         whole.pop("layer_types")
     yield from (f"{key}: {lost}" for key, lost in _LOST.items() if whole.get(key))
+    if kind not in _WITH_EXPERTS:
+        for key in ("num_local_experts", "num_experts", "n_routed_experts"):
+            if isinstance(whole.get(key), int) and whole[key] > 1:
+                yield f"{key}: models of the type {kind} have no experts, and none is read"
 
 
 def _towers(data: Mapping[str, Any], own: int) -> Iterator[str]:

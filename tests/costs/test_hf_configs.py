@@ -315,3 +315,10 @@ def test_types_without_a_cost_model_say_what_they_lack(kind: str, lack: str) -> 
     for config in ({**SMALL, "model_type": kind}, {"text_config": {**SMALL, "model_type": kind}}):
         with pytest.raises(ModelError, match=f"'{kind}' is not supported, as it has {lack}"):
             load_model({"architectures": ["X"], **config})
+
+
+def test_experts_of_a_type_that_has_none_are_told() -> None:
+    said = "num_local_experts: models of the type llama have no experts, and none is read"
+    assert said in load_model({**BASE, "num_local_experts": 8}).warnings
+    assert not load_model({**BASE, "num_local_experts": 1}).warnings
+    assert not [text for text in load_model(MOE).warnings if "experts" in text]
