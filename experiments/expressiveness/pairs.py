@@ -21,7 +21,6 @@ OPTIONS = (
 
 
 LATER = ("nemo", "readme")  # sources that came after the table
-IN_FP32 = ("bigscience",)  # whose gradients in 16 bits were stated after it
 
 
 class Pair(NamedTuple):
@@ -78,8 +77,6 @@ def _runs() -> Iterator[Pair]:
         split = {key: row.get(key, 1) for key in ("pp", "tp", "cp", "ep")}
         dp = row["gpus"] // (split["pp"] * split["tp"] * split["cp"])
         size = row["microbatch"]
-        if row["source"] in IN_FP32:
-            row.pop("grad_reduce_in_bf16")
         layout = {
             **split, "dp": dp, "zero": row.get("zero", 1) if dp * split["cp"] > 1 else 0, "seq": row["seq"],
             "microbatch": size, **{key: row[key] for key in OPTIONS if key in row},
