@@ -152,6 +152,12 @@ def _shipped(name: str) -> Execution:
     return _read(read_mapping(path), "")
 
 
+def execution_in_short(execution: Execution) -> Any:
+    """Return the name of an execution that ships, what `execution_to_json` gives for any other."""
+    ships = execution.name in shipped_names() and execution == _shipped(execution.name)
+    return execution.name if ships else execution_to_json(execution)
+
+
 def execution_to_json(execution: Execution) -> Any:
     """Return what `load_execution` reads back as the same."""
     if execution == IDEAL:

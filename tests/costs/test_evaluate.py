@@ -18,6 +18,7 @@ from optpipe_sim.costs.calibrate import calibrate, load_measurements
 from optpipe_sim.costs.provenance import iteration_ns
 from optpipe_sim.costs.work import Work
 from optpipe_sim.errors import OptPipeError
+from optpipe_sim.execution import load_execution
 from optpipe_sim.frameworks.megatron.family import plan_for
 
 RUN: dict[str, Any] = {"pp": 4, "tp": 8, "microbatches": 8}
@@ -291,3 +292,11 @@ def test_the_commands_that_follow_are_for_the_same_run(capsys: pytest.CaptureFix
     assert (
         "--grad-reduce-in-bf16 --loss-fusion te --cuda-graph-modules attn,moe_router" in following
     )
+
+
+def test_a_measurement_names_an_execution_that_ships() -> None:
+    """By which people read the file; one of their own is written out."""
+    found = today(measured_ns=4e9)
+    assert found.measurement()["execution"] == "megatron-lm"
+    own = replace(load_execution("megatron-lm"), name="mine")
+    assert today(measured_ns=4e9, execution=own).measurement()["execution"]["name"] == "mine"

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...bounds.bounds import lower_bound
 from ...errors import OptPipeError
-from ...execution import Execution, execution_to_json
+from ...execution import Execution, execution_in_short
 from ...names import ENTRIES, parse_name
 from ...option_fields import made_of, options_of, takes
 from ...reasons.hints import Hint
@@ -211,7 +211,7 @@ class Evaluation:
             "layers": self.row.profile.meta["layers_per_stage"],
             "schedule": self.row.schedule,
             "microbatches": choice.microbatches,
-            "execution": execution_to_json(question.execution),
+            "execution": execution_in_short(question.execution),
             **({"levels": True} if self.row.profile.has_levels else {}),
         }
         if self.measured_ns is not None:
