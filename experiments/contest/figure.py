@@ -125,7 +125,7 @@ def _same(row: _Row) -> tuple[str, int]:
 
 
 def setting_of(row: _Row) -> Setting:
-    """The setting of a row of the contest, or of `division`."""
+    """The setting of a row."""
     estimated = {field: row[f"{_E}{field}"] for field in Setting._fields[:-1]}
     return Setting(**estimated, microbatches=row["microbatches"])
 

@@ -63,7 +63,7 @@ class Contest(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """How far the median seed's plan is above the bound of its own chunks and division."""
+        """How far the median seed's plan is above its own bound."""
         return float(median(row["iteration_ns"] / row["bound_ns"] - 1 for row in self.seeds))
 
 

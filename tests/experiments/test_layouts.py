@@ -24,12 +24,11 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     return load_table(folder, "layouts")
 
 
-def test_every_method_has_a_plan_that_keeps_the_margin_in_the_better_division(rows) -> None:
+def test_every_method_has_a_plan_that_keeps_the_margin(rows) -> None:
     assert sorted(row["method"] for row in rows) == ["AdaOffload", "rules", SEARCH]
     for row in rows:
         machine = load_machine(row["machine"])
         assert row["peak_bytes"] <= row["limit_bytes"] == int(machine.limit_bytes() * (1 - ROOM))
-        assert row["iteration_ns"] == min(filter(None, (row["cut_ns"], row["anew_ns"])))
         assert row["execution"] != "ideal"
         assert len(row["drawn_ns"]) == 16
 

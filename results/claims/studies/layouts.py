@@ -14,7 +14,6 @@ def sentences(tables: Tables) -> Iterator[str]:
     every = contests(tables("layouts"))
     yield from _answer(every)
     yield from _drawn(every)
-    yield from _divisions(every)
     for one in every:
         yield _line(one)
 
@@ -52,7 +51,7 @@ def _answer(every: Sequence[Contest]) -> Iterator[str]:
     )
     yield f"The fastest plan without a search is a published schedule in {len(rules)} and AdaOffload's in {len(every) - len(rules)}"
     gaps = [one.gap for one in every]
-    yield f"The median plan is {span(gaps, percent)} above the bound of its own division and the chunks that were tried (median {percent(median(gaps))})"
+    yield f"The median plan is {span(gaps, percent)} above the bound for the chunks that were tried (median {percent(median(gaps))})"
     spreads = [
         max(times) / min(times) - 1
         for one in every
@@ -88,15 +87,6 @@ def _drawn(every: Sequence[Contest]) -> Iterator[str]:
     )
     worst = min(every, key=lambda one: median(one.drawn_gains))
     yield f"the layout that speaks most against searching is `{worst.pair}`: {percent(median(worst.gains))} at the costs given, {percent(median(worst.drawn_gains))} in the median draw"
-
-
-def _divisions(every: Sequence[Contest]) -> Iterator[str]:
-    ours = [row for one in every for row in one.seeds]
-    others = [row for one in every for row in one.others.values() if row is not None]
-    yield (
-        f"With layers divided anew for the plan's chunks {sum(row['division'] == 'anew' for row in ours)} of {len(ours)} searched plans are faster than with the given stages cut, and"
-        f" {sum(row['division'] == 'anew' for row in others)} of {len(others)} others"
-    )
 
 
 def _line(one: Contest) -> str:
