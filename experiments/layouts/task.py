@@ -52,14 +52,14 @@ def run(
     """
     one = pairs()[pair]
     profile = one.profile(execution=None)
-    make: Callable[[CostProfile, int, float], Plan | None] = {
+    makers: dict[str, Callable[[CostProfile, int, float], Plan | None]] = {
         RULES: _rule,
         ADAOFFLOAD: _adaoffload,
         SEARCH: partial(_searched, seed=seed),
-    }[method]
+    }
     best = None
     with suppress(OptPipeError):  # nothing fits
-        best = make(profile, one.compared, seconds)
+        best = makers[method](profile, one.compared, seconds)
     row: Row = {
         "model": one.model if isinstance(one.model, str) else one.model["name"],
         "machine": one.machine,
