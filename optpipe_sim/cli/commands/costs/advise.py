@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -147,8 +149,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         )
     if arguments.family:
         seconds = 0.0 if found.interrupted else arguments.time_limit - found.seconds
+        began = time.monotonic()
         plan, best = family.plan_in(arguments.family, found, seconds, vars(arguments))
         found = family.with_row(found, best, plan.get("interrupted", False))
+        found = replace(found, seconds=found.seconds + time.monotonic() - began)
     else:
         plan, best = family.plan_over_slices(found), found.rows[0]
     files: dict[str, str] = {}

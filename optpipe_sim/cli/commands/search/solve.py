@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = f"optpipe-sim solve {OFFLOADING} -m 48 --memory-limit 24GiB --save best.json"
 SUMMARY = "search for the best schedule, and prove how good it is"
+BESIDE_S, BESIDE_SHARE = 1.5, 0.1  # of the time limit, for plans beside the best one
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -121,6 +122,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         from . import robust
 
         return robust.run(arguments, out, profile, files, settled, **hooks)
+    # what stands beside the best plan is replayed within the limit
+    beside_s = min(BESIDE_S, BESIDE_SHARE * settled.time_limit)
+    settled = replace(settled, time_limit=settled.time_limit - beside_s)
     with ExitStack() as stack:
         watchers: list[Callable[[Race], None]] = []
         log = Log(arguments.log) if arguments.log else None
