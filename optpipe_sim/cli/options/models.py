@@ -39,7 +39,7 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibrate",
         metavar="FILE",
-        help="fit the machine's rates to the measurements in this file first",
+        help="fit the machine's rates to this file's measurements",
     )
     parser.add_argument(
         "--offload-to",
