@@ -170,6 +170,8 @@ def _optpipe(cells: Cells) -> Iterator[str]:
         f" with {sum(time < rival for time, rival in seeds)} of {len(seeds)} seeds, in the {len(rivals)} of {len(cells)} settings"
         f" where that fits; this search fits in {fit}"
     )
+    yield f"**{percent(median(more))}** more throughput (median of {len(more)} settings)"
+    yield f"from {percent(-min(more))} less to {percent(max(more))} more, with {sum(time < rival for time, rival in seeds)} of {len(seeds)} seeds"
     idle = [_idle(ours[key]) / _idle(rival) for key, rival in rivals.items()]
     whole = [
         _idle(search(methods)) / _idle(best.cell)

@@ -47,9 +47,6 @@ def sentences(tables: Tables) -> Iterator[str]:
             f" {span((pair.idle for pair in fit), percent)} |"
         )
     free = list(_any(rows))
-    yield f"simulated, ideal; with {_ahead(free)} seeds"
-    yield f"**{percent(median(pair.gain for pair in free))}** more throughput (median of {len(free)} settings)"
-    yield f"in the same number of chunks {percent(median(pair.gain for pair in _same(rows)))}"
     loads = [row["load"] for row in rows]
     seconds = span({row["seconds"] for row in rows}, "{:g}".format)
     yield (
