@@ -263,7 +263,8 @@ def _winner(ax: Any, down: int, methods: Methods) -> None:
             color=LOOKS[best.method][0])  # fmt: skip
     if ours.time is not None:
         low, high = (100 * (best.cell.ns / ns - 1) for ns in (ours.time.most, ours.time.least))
-        longer = f"takes {low:.1f} to {high:.1f} % longer than this search"
+        span = f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f}"
+        longer = f"takes {span} % longer than this search"
         ax.text(0.02, down + 0.17, longer, fontsize=7, va="center")
 
 
