@@ -162,14 +162,14 @@ def _saved(cli: Any) -> str:
 
 
 def test_a_report_has_the_ending_of_a_page(cli: Any) -> None:
-    for line in (
-        "report 1f1b p.yaml -m 4 -o F.png",
-        "compare p.yaml -m 4 --report F.png",
-        "simulate p.yaml --schedule 1f1b -m 4 --report F.png",
+    for line, option in (
+        ("report 1f1b p.yaml -m 4", "-o"),
+        ("compare p.yaml -m 4", "--report"),
+        ("simulate p.yaml --schedule 1f1b -m 4", "--report"),
     ):
-        answer = cli(line)
+        answer = cli(f"{line} {option} F.png")
         assert answer.code == 2
-        assert answer.err == "optpipe-sim: --report F.png: the name must end in .html, .htm\n"
+        assert answer.err == f"optpipe-sim: {option} F.png: the name must end in .html, .htm\n"
     answer = cli("report 1f1b p.yaml -m 4 --against 1f1b p.yaml p.yaml -o F.html")
     assert answer.err == "optpipe-sim: --against: takes OTHER and PROFILE, not 'p.yaml' as well\n"
     answer = cli("report 1f1b -m 4 -o F.html")
