@@ -154,3 +154,13 @@ def test_other_speeds_deal_the_same_layers() -> None:
     scaled = given.scale(compute=1.25, memory=0.5)
     assert scaled.of_items
     assert counts_of(scaled.rechunk(3)) == counts_of(given.rechunk(3))
+
+
+def test_as_many_chunks_as_there_are_layers_and_no_more() -> None:
+    """DeepSeek-V3: 61 layers, the embedding, and a head with the layer for further tokens."""
+    given = estimate("deepseek-v3", "h100-sxm", 16, tp=2, seq=4096)
+    assert len(given.items) == 64
+    assert given.most_chunks == 7
+    assert len(given.rechunk(7).stages) == 56
+    with pytest.raises(ProfileError, match=r"at most 63 stages.*at most 7 chunks per device"):
+        given.rechunk(8)

@@ -38,7 +38,7 @@ from ..units import (
     html_table,
     round_half_up,
 )
-from .items import Item, StageMaker, adds_up, deal_items, decoder_layers
+from .items import Item, StageMaker, adds_up, deal_items, decoder_layers, most_stages
 from .offload import Nvme as Nvme
 from .offload import Offload as Offload
 from .offload import check_offload
@@ -652,7 +652,7 @@ class CostProfile:
         """The largest number of chunks per device that the stages' layers allow; None where no
         stage has a number of layers."""
         if self.of_items:
-            return len(self.items) // self.devices
+            return most_stages(self.items) // self.devices
         layers = [cost.layers for cost in self.stages]
         said = [count for count in layers if count is not None]
         if not said:

@@ -187,6 +187,11 @@ def even_counts(items: int, stages: int) -> list[int]:
     return evenly(items, stages)
 
 
+def most_stages(items: Sequence[Item]) -> int:
+    """Return how many stages `deal_items` can make: layers that predict further tokens stay with the head."""
+    return len(items) - sum(item.name == MTP for item in items)
+
+
 def deal_items(
     items: Sequence[Item], placement: Sequence[int], name: str = "the model", pairs: bool = False
 ) -> list[int]:
@@ -197,9 +202,7 @@ def deal_items(
     Raises:
         ProfileError: for more stages than items.
     """
-    end = len(items) - 1
-    while items[end - 1].name == MTP:
-        end -= 1
+    end = most_stages(items) - 1  # of what stays on the last stage
     if len(placement) == 1:
         return [len(items)]
     work = [item.paired_ns if pairs else item.cost.work_ns for item in items]
