@@ -59,7 +59,8 @@ def run(
     """
     began = _cpu_s()
     one = pairs()[pair]
-    profile, m = one.profile(execution), one.compared
+    # without items, so that no plan moves layers: stages of other chunks are shares of these
+    profile, m = one.profile(execution, items=False), one.compared
     options = SolveOptions(
         engine="search",
         evaluations=evaluations,
