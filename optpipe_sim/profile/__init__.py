@@ -247,9 +247,8 @@ class CostProfile:
         """
         if time == size == 1:
             return self.stages
-        by = partial(multiplied, time=time, copies=size, size=size)
         try:
-            return tuple(change(cost, by) for cost in self.stages)
+            return tuple(change(cost, _by_factors(time, size)) for cost in self.stages)
         except ProfileError as error:
             raise ProfileError(
                 f"microbatch_time: a microbatch of {float(time):g}: {error}"
@@ -259,11 +258,10 @@ class CostProfile:
         """Return the profile of microbatches that all have these factors."""
         if self.alike:
             return self
-        by = partial(multiplied, time=time, copies=size, size=size)
         return replace(
             self,
             stages=self.stages_of(time, size),
-            items=self._items_by(by),
+            items=self._items_by(_by_factors(time, size)),
             microbatch_time=None,
             microbatch_bytes=None,
         )
@@ -754,3 +752,8 @@ class CostProfile:
             latency_ns=round_half_up(self.latency_ns * exact(comm)),
             occupancy_ns=round_half_up(self.occupancy_ns * exact(comm)),
         )
+
+
+def _by_factors(time: Fraction, size: Fraction) -> Callable[[StageCost], StageCost]:
+    """Return what a microbatch with these factors makes of a cost."""
+    return partial(multiplied, time=time, copies=size, size=size)

@@ -33,11 +33,9 @@ def deal_layers(
         ProfileError: if there are more stages than layers, embedding and head.
     """
     counts = _shortest(costs, first, last, len(placement), name)
-    return tuple(
-        counts
-        if len(set(placement)) == len(placement)
-        else _even_devices(counts, costs, first, last, placement)
-    )
+    if len(set(placement)) < len(placement):
+        counts = _even_devices(counts, costs, first, last, placement)
+    return tuple(counts)
 
 
 def _even_devices(
@@ -71,15 +69,18 @@ def _even_devices(
     value = tuple(keys(best[None])[0])
     while True:
         able = moves[best[moves[:, 0]] > least[moves[:, 0]]]
+        if not len(able):
+            break
         others = np.repeat(best[None], len(able), axis=0)
         rows = np.arange(len(able))
         others[rows, able[:, 0]] -= 1
         others[rows, able[:, 1]] += 1
         found = keys(others)
-        at = int(np.lexsort(found.T[::-1])[0]) if len(able) else 0
-        if not len(able) or tuple(found[at]) >= value:
-            return [int(count) for count in best]
+        at = int(np.lexsort(found.T[::-1])[0])
+        if tuple(found[at]) >= value:
+            break
         best, value = others[at], tuple(found[at])
+    return [int(count) for count in best]
 
 
 def _shortest(

@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.contest.task import MACHINES
 from experiments.costs_runs.report import NEAR_GIB, NEAR_TIME, Arm, arms
+from experiments.costs_runs.sweep import Sweep
 from optpipe_sim.costs.advise.rows import ROOM
 from optpipe_sim.costs.doubt import Compared, checks, compared, interval, pools
 from optpipe_sim.study.claims import Tables, percent
@@ -131,29 +132,31 @@ def _kernels(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def _sizes(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Which size of microbatches is fastest, and how much longer the one took that was estimated to be."""
-    measured: dict[str, dict[int, float]] = {}
-    for row in rows:
-        measured.setdefault(row["sweep"], {})[row["microbatch"]] = row["measured_s"]
+    sweeps = [_sweep(name, rows) for name in dict.fromkeys(row["sweep"] for row in rows)]
     for name, key in (
-        ("the layout alone is given", "unstated_s"),
-        ("the trainer's launches and sums of gradients, too", "stated_s"),
+        ("the layout alone is given", "unstated"),
+        ("the trainer's launches and sums of gradients, too", "stated"),
     ):
-        found, regrets = 0, []
-        for sweep, times in measured.items():
-            mine = {row["microbatch"]: row[key] for row in rows if row["sweep"] == sweep}
-            chosen, fastest = (min(some, key=lambda size: some[size]) for some in (mine, times))
-            found += chosen == fastest
-            regrets.append(times[chosen] / times[fastest] - 1)
-        off = [abs(row[key] / row["measured_s"] - 1) for row in rows]
+        estimated = [(one, getattr(one, key)) for one in sweeps]
+        found = sum(one.best(seconds) == one.best(one.measured) for one, seconds in estimated)
+        regrets = [one.regret(seconds) for one, seconds in estimated]
+        off = [abs(row[f"{key}_s"] / row["measured_s"] - 1) for row in rows]
         near, count = sum(regret < 0.02 for regret in regrets), len(regrets)
         yield (
             f"| {name} | {found} of {count} | {near} of {count} | {percent(sum(regrets) / count)} | {percent(max(regrets))} | {percent(median(off))} |"
         )
-    own = [sweep for sweep in measured if not sweep.endswith("2021")]
-    last = {sweep: times for sweep, times in measured.items() if sweep.endswith("2021")}
-    yield f"{len(own)} sweeps by BigScience on nodes of A100s and {len(last)} read off a figure of Narayanan et al."
+    last = {one.name for one in sweeps if one.name.endswith("2021")}
+    yield f"{len(sweeps) - len(last)} sweeps by BigScience on nodes of A100s and {len(last)} read off a figure of Narayanan et al."
     longer = [row["stated_s"] / row["measured_s"] - 1 for row in rows if row["sweep"] in last]
     yield f"{percent(min(longer), 0)} to {percent(max(longer), 0)} too long"
+
+
+def _sweep(name: str, rows: list[dict[str, Any]]) -> Sweep:
+    own = [row for row in rows if row["sweep"] == name]
+    keys = ("measured_s", "unstated_s", "stated_s")
+    return Sweep(
+        name, own[0]["source"], *({row["microbatch"]: row[key] for row in own} for key in keys)
+    )
 
 
 def _change(row: dict[str, Any], base: dict[str, Any]) -> list[str]:
