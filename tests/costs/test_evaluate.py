@@ -38,6 +38,14 @@ def test_predicts_what_estimate_and_replay_say() -> None:
     assert row.bound_ns <= row.iteration_ns
 
 
+def test_its_profile_is_dealt_layer_by_layer() -> None:
+    mine = today().row.profile.rechunk(2)
+    other = estimate("llama3-70b", "h100", 32, tp=8, dp=2, zero=1, seq=8192, chunks=2)
+    assert [cost.layers for cost in mine.stages] == [cost.layers for cost in other.stages]
+    times = [cost.t_f_ns for cost in other.stages]  # a layer's is rounded
+    assert [cost.t_f_ns for cost in mine.stages] == pytest.approx(times, rel=1e-6)
+
+
 def test_experts_may_take_the_place_of_tp(tmp_path: Path) -> None:
     run: dict[str, Any] = {"pp": 4, "tp": 4, "ep": 4, "microbatches": 8}
     shared, own = (evaluate("qwen3-30b-a3b", "h100", 64, 4096, etp=etp, **run) for etp in (None, 1))

@@ -29,12 +29,13 @@ def profile_of(
     question: Question,
     choice: Choice,
     levels: bool | None = False,
-    items: bool = False,
+    items: bool = True,
     layers: Sequence[int | str] | None = None,
 ) -> CostProfile:
     """Return the estimated profile of a choice, under the question's limit and with the treatments that
-    it allows; with or without levels of recomputation (None: as `estimate` has them), and with the
-    model's `layers` per stage, or balanced.
+    it allows; with or without levels of recomputation (None: as `estimate` has them), with what each layer
+    costs (`items`), by which other numbers of chunks are dealt, and with the model's `layers` per stage, or
+    balanced.
 
     Raises:
         OptPipeError: for a choice that the model or the machine does not admit.

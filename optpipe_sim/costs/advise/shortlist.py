@@ -157,7 +157,7 @@ class Search:
                 break
             uncut = replace(choice, slices=1)
             if uncut not in wholes:
-                wholes[uncut] = profile_of(self.question, uncut)
+                wholes[uncut] = profile_of(self.question, uncut, items=False)
             profile = wholes[uncut]
             static = sum(profile.static_bytes) // choice.pp
             # of some device, however it is chunked
@@ -169,7 +169,8 @@ class Search:
             key += (choice.slice_by,) if choice.slices > 1 else ()
             if key not in works:
                 # one stage, no exchange of weights: the least these ops can take
-                whole = profile_of(self.question, replace(choice, pp=1, zero=min(choice.zero, 1)))
+                one = replace(choice, pp=1, zero=min(choice.zero, 1))
+                whole = profile_of(self.question, one, items=False)
                 works[key] = sum(c.t_f_ns + c.t_b_ns + c.t_w_ns for c in whole.stages)
                 if whole.pair_hidden:  # pairs hide no more than the exchange of tokens
                     works[key] -= exchange_ns(*lines_of(whole, 0))

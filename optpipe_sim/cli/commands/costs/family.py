@@ -213,7 +213,7 @@ def _near(found: Advice, until: float, fixed: bool) -> Iterator[Row]:
         share = (until - time.monotonic()) / (len(choices) - at)
         if share <= 0:
             return
-        profile = profile_of(question, choice, levels=not fixed, items=True)
+        profile = profile_of(question, choice, levels=not fixed)
         recompute, m = "recompute" in question.treatments, choice.microbatches
         try:
             other = best(
@@ -263,7 +263,7 @@ def _told(
     from ....costs.provenance import iteration_ns
     from ....sim import simulate
 
-    profile = profile_of(found.question, choice, levels=not fixed, items=True, layers=layers)
+    profile = profile_of(found.question, choice, levels=not fixed, layers=layers)
     schedule = other.choice.build(profile, choice.microbatches)
     trace = simulate(schedule, profile)
     least = lower_bound(profile, choice.microbatches, pairs=True)
@@ -291,7 +291,7 @@ def _free(found: Advice, told: Row, until: float, fixed: bool) -> dict[str, Any]
         return {}
     question, m = found.question, told.choice.microbatches
     choice = told.choice if fixed else replace(told.choice, recompute="none")
-    profile = profile_of(question, choice, levels=not fixed, items=True)
+    profile = profile_of(question, choice, levels=not fixed)
     try:
         free = solve(
             profile,
