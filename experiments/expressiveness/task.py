@@ -26,7 +26,7 @@ from optpipe_sim.solvers.steady import Draw, drawn, draws
 from optpipe_sim.study.tasks import Count, Row
 from optpipe_sim.trace import Trace
 
-VERSION = 4
+VERSION = 5
 MOST_CHUNKS = 8  # of a published schedule in a loop
 CHUNKS = 4  # of one of the searches, where stages have the layers
 PATIENCE_S = 600.0  # a limit that no search reaches: they are counted in evaluations
@@ -52,15 +52,15 @@ def run(
     and DualPipe-V; ``levels``, 1F1B and 1F1B-I with each level of recomputation on all stages; ``stages``, beside these AdaPipe, which recomputes other levels on
     other stages; ``order``: whatever torchtitan can. ``torchtitan+X`` may recompute
     any level of each activation (``levels``) or offload it (``offload``); ``free`` may do both. What is searched is in a V and in loops: with Megatron-LM's
-    number of chunks, with that of the fastest interleaved 1F1B in torchtitan, and with `CHUNKS`; the bound covers the cuts that ``covers`` lists.
+    number of chunks, with that of the fastest interleaved 1F1B in torchtitan, and with `CHUNKS`; the bound covers the cuts that ``covers`` lists. All kinds have the
+    same layers on the stages of a cut, dealt by what each costs.
 
     ``KIND_ns``: the pipeline time; None: nothing fits. ``KIND_drawn_ns``: an iteration's pipeline at `costs` that may be true as well (`solvers.steady.draws`).
     ``cpu_s``: of the pair.
     """
     began = _cpu_s()
     one = pairs()[pair]
-    # without items, so that no plan moves layers: stages of other chunks are shares of these
-    profile, m = one.profile(execution, items=False), one.compared
+    profile, m = one.profile(execution), one.compared
     options = SolveOptions(
         engine="search",
         evaluations=evaluations,
@@ -105,20 +105,19 @@ def run(
 
 def _plans(profile: CostProfile, m: int, options: SolveOptions) -> Plans:
     """Return the best plan of each kind."""
-    base = _fitting(lambda: megatron.best(profile, m).trace)
-    own = {level for level, layers in levels_of(profile) if layers is None}
     most = profile.most_chunks or 1
-    loops = [profile.rechunk(chunks) for chunks in range(2, min(MOST_CHUNKS, most) + 1)]
+    whole, *loops = (_dealt(profile, chunks) for chunks in range(1, min(MOST_CHUNKS, most) + 1))
+    base = _least(*(_megatron(cut, m) for cut in (whole, *loops)))
+    own = {level for level, layers in levels_of(profile) if layers is None}
     interleaved = [trace for cut in loops for trace in _by_name(INTERLEAVED, cut, m, CHECKPOINTS)]
     some = {trace.schedule.shape.chunks for trace in (base, _least(*interleaved)) if trace}
     cuts = [cut for cut in loops if cut.chunks in {*some, min(CHUNKS, most)}]
-    cuts += [profile.rechunk(2, "vee")] if most > 1 else [profile]
-    shapes = {"split": (SPLIT, profile.rechunk(1)), "V": (V_SHAPED, cuts[-1])}
+    cuts += [_dealt(profile, 2, "vee")] if most > 1 else [whole]
+    shapes = {"split": (SPLIT, whole), "V": (V_SHAPED, cuts[-1])}
     more = {
         name: _least(base, *_by_name(names, shape, m, own))
         for name, (names, shape) in shapes.items()
     }
-    whole = profile.rechunk(1)
     levels = list(_by_name(PLAIN, whole, m, whole.level_names))
     levels += [trace for cut in loops for trace in _by_name(INTERLEAVED, cut, m, cut.level_names)]
     stages = levels + [
@@ -149,6 +148,15 @@ def _plans(profile: CostProfile, m: int, options: SolveOptions) -> Plans:
         allowed = [trace for trace in known if _allowed(trace, treatments)]
         plans[kind] = _least(order, *allowed)
     return plans
+
+
+def _dealt(profile: CostProfile, chunks: int, placement: str = "loop") -> CostProfile:
+    """Return the profile with the model's layers dealt to so many chunks, and no plan to deal them otherwise: without its items."""
+    return replace(profile.rechunk(chunks, placement), items=())
+
+
+def _megatron(cut: CostProfile, m: int) -> Trace | None:
+    return _fitting(lambda: megatron.best(cut, m, chunks=[cut.chunks], seconds=PATIENCE_S).trace)
 
 
 def _torchtitan(cut: CostProfile, m: int, options: SolveOptions) -> Trace:
