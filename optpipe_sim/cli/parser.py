@@ -174,8 +174,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         UsageError: if they are invalid.
         SystemExit: after ``--help`` and ``--version``.
     """
-    parser, commands = _parsers()
     words = typed = list(sys.argv[1:] if argv is None else argv)
+    # the hundreds of options of the others take longer than most commands; completion lists them
+    only = words[0] if words and words[0] != "completion" and words[0] in COMMANDS else None
+    parser, commands = _parsers(only)
     if not words:
         parser.error(f"give a command: {', '.join(commands)}")
     if words[0] not in commands:
@@ -232,7 +234,8 @@ def _refuse(parser: Parser, word: str) -> NoReturn:
     parser.error(f"unknown option {name}; {hint_for(name, known)}")
 
 
-def _parsers() -> tuple[Parser, dict[str, Parser]]:
+def _parsers(only: str | None = None) -> tuple[Parser, dict[str, Parser]]:
+    """Return the parser, and that of each command; with options for all commands, or for one `only`."""
     width = max(map(len, EXAMPLES))
     parser = Parser(
         prog="optpipe-sim",
@@ -273,5 +276,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
         return made
 
     for name, module in COMMANDS.items():
-        module.add_options(command(name, module.SUMMARY))
+        made = command(name, module.SUMMARY)
+        if only in (None, name):
+            module.add_options(made)
     return parser, commands

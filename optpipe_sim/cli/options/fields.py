@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field
+from functools import cache
 from typing import Any, get_type_hints
 
 from ...option_fields import how, options_of
@@ -78,9 +79,12 @@ def _flag(one: Field[Any]) -> str:
     return f"--{no}{one.name.replace('_', '-')}"
 
 
+_annotations = cache(get_type_hints)  # which evaluates those of all fields
+
+
 def _keywords(kind: type, one: Field[Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return what `add_argument` takes for a field, with the changes of a command."""
-    said, annotated = how(one), get_type_hints(kind)[one.name]
+    said, annotated = how(one), _annotations(kind)[one.name]
     text = changes.pop("read", said.read)
     if annotated is bool:
         action = "store_false" if said.off else "store_true"
