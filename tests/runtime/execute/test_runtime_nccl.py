@@ -30,8 +30,8 @@ def programs_of(name: str, devices: int, microbatches: int) -> tuple[Program, ..
 @pytest.mark.parametrize("name", REGISTRY)
 def test_no_named_schedule_hangs(name: str) -> None:
     tried = 0
-    for devices in range(2, 9):
-        for microbatches in range(1, 17):
+    for devices in (2, 3, 4, 8):
+        for microbatches in (*range(1, 10), 16):
             try:
                 programs = programs_of(name, devices, microbatches)
             except InvalidSchedule:  # some patterns ask for multiples

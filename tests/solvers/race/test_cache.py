@@ -6,11 +6,10 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
 import zlib
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -243,14 +242,16 @@ def test_the_oldest_goes_first(cache: Cache) -> None:
 
 
 def test_several_processes_may_write_at_once(cache: Cache) -> None:
-    code = (
-        "import sys; sys.path.insert(0, sys.argv[1]);"
-        "from test_cache import *;"
-        "[keep(open_cache(), make_problem(offloading(), m, 250), m) for m in (4, 5) * 3]"
-    )
-    here = str(Path(__file__).parent)
-    runs = [subprocess.Popen([sys.executable, "-c", code, here]) for _ in range(3)]
-    assert [run.wait(60) for run in runs] == [0, 0, 0]
+    def write() -> None:
+        for m in (4, 5) * 3:
+            keep(open_cache(), make_problem(offloading(), m, 250), m)
+
+    runs = [get_context("fork").Process(target=write) for _ in range(3)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join(60)
+    assert [run.exitcode for run in runs] == [0, 0, 0]
     for m in (4, 5):
         assert cache.get(make_problem(offloading(), m, 250)) is not None
     assert cache.info()["problems"] == 2
