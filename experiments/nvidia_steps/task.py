@@ -10,12 +10,10 @@ from experiments.experts.task import tflops
 from optpipe_sim.costs import load_machine
 from optpipe_sim.costs.machines import Machine
 from optpipe_sim.costs.published import published
-from optpipe_sim.costs.roofline import KERNELS
 from optpipe_sim.study.tasks import Row
 
-VERSION = 1
-MACHINE = ("kernels", "host", "dispatcher")  # what changes rates, not options
-KERNELS_OF = "h100-sxm-megatron"  # whose host's time per kernel is taken: how many there are in MXFP8 is not published
+VERSION = 2
+MACHINE = ("issued", "host", "dispatcher")  # what changes rates, not options
 
 
 def run(machine: str) -> list[Row]:
@@ -27,7 +25,6 @@ def run(machine: str) -> list[Row]:
     history = published("experts")["history"]
     (first,) = (one for one in published("experts")["host"] if one["id"] == history["run"])
     base, rows = load_machine(machine), []
-    each_us = load_machine(KERNELS_OF).rates.host_us / KERNELS
     host_us, host, options, dispatcher = base.rates.host_us, 1.0, dict(first["run"]), ""
     measured = estimated = 0.0
     for step in history["steps"]:
@@ -36,7 +33,7 @@ def run(machine: str) -> list[Row]:
         measured = step["tflops"]
         changed = step.get("estimate")
         if changed is not None:
-            host_us += changed.get("kernels", 0) * each_us
+            host_us += changed.get("issued", 0) * base.rates.host_us
             host *= changed.get("host", 1.0)
             dispatcher = changed.get("dispatcher", dispatcher)
             options |= {key: value for key, value in changed.items() if key not in MACHINE}

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 from optpipe_sim.costs import estimate, issuing, load_machine, load_model
 from optpipe_sim.costs.provenance import mfu
 from optpipe_sim.costs.published import figure_15, published
+from optpipe_sim.frameworks.torch_csv import load_schedule
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.profile_io import load_profile
 from optpipe_sim.schedule.shape import Shape
 from optpipe_sim.schedules import build
 
+ORDERS = Path(__file__).parent / "orders"
 A100 = "A100 SXM 80GB, nodes of 8, RoCE"
 # units of throughput by which a time is known
 PER_DEVICE, MFU = "samples per second and device", "MFU, percent"
@@ -41,7 +44,7 @@ class Setting:
 
     Attributes:
         id, paper, trainer, machine, costs: see costs/data/published/schedules.yaml.
-        compares: ``schedules``, ``slices``, ``divisions`` (of layers) or ``optimizers``.
+        compares: ``schedules``, ``slices``, ``divisions`` (of layers), ``optimizers`` or ``traces``.
         assumed: what the source does not state. model: a name.
         absolute: whether times are in ns and costs are not scaled to one of them. activations: whether memory is that of
             activations alone.
@@ -141,7 +144,10 @@ def _of_rows(row: Mapping[str, Any]) -> Iterator[Run]:
         text = own.get("schedule", name)
         if text == "1f1b-i":
             text = f"1f1b-i:chunks={own.get('chunks', own.get('layers', 1))}"
-        schedule = build(text, profile, own["microbatches"])
+        if "order" in own:
+            schedule = load_schedule(ORDERS / f"{own['order']}.csv")
+        else:
+            schedule = build(text, profile, own["microbatches"])
         yield Run(
             name,
             _time(own, name),
@@ -184,8 +190,23 @@ def _holds(row: Mapping[str, Any], profile: CostProfile, shape: Shape) -> CostPr
         return estimate(name, load_machine("a100-80gb"), p, layers=ends, **options)
     if name == "llama2-7b":  # of which 16 layers ran
         model = replace(load_model("llama2-7b"), layers=sum(each))
-        return estimate(model, load_machine(row["memory_of"]), p, layers=each, **options)
+        found = estimate(model, load_machine(row["memory_of"]), p, layers=each, **options)
+        fitted = row["memory_fitted"]
+        return _as_fitted(found, fitted["static"], fitted["activation"])
     return None
+
+
+def _as_fitted(profile: CostProfile, static: float, activation: float) -> CostProfile:
+    """Return a profile of equal layers whose static bytes and layers' activations are these times as large."""
+    more = round((activation - 1) * profile.stages[1].act_bytes)
+    return profile.map_stages(
+        lambda _, cost: replace(
+            cost,
+            static_bytes=round(static * cost.static_bytes),
+            act_bytes=cost.act_bytes + more,
+            w_bytes=cost.w_bytes + more,
+        )
+    )
 
 
 def _profile(row: Mapping[str, Any]) -> CostProfile:
@@ -204,8 +225,9 @@ def _profile(row: Mapping[str, Any]) -> CostProfile:
         part = 1 if "layer_ms" in row else layers
         each = {f"t_{op}_ns": round(1e6 * ms / part) for op, ms in given.items()}
         stages = [{**each, "act_bytes": act, "w_bytes": w, "layers": 1} for _ in range(p * layers)]
-        for op, ms in row.get("head_ms", {}).items():
-            stages[-1][f"t_{op}_ns"] += round(1e6 * ms)
+        for at, beside in ((0, "first_ms"), (-1, "head_ms")):
+            for op, ms in row.get(beside, {}).items():
+                stages[at][f"t_{op}_ns"] += round(1e6 * ms)
     return load_profile(
         {
             "name": row["id"],

@@ -91,7 +91,7 @@ def text(shipped: Shipped, rows: Sequence[Row]) -> str:
     """Return the file."""
     own = [row for row in rows if shipped.mine(row)]
     other = "figure 15" if group(own[0]) != "figure 15" else ""
-    ways = by_way(row for row in own if group(row) not in ("slices", other))
+    ways = by_way(row for row in own if group(row) not in ("slices", "traces", other))
     fitted = ways[shipped.fit]
     assert len(fitted) == fitted[0]["settings_seen"]
     one = fitted[0]

@@ -32,7 +32,7 @@ ABLATIONS = {
     ("free-split", "paper"): "B and W apart cost nothing",
 }
 # settings that are not counted together
-GROUPS = ("schedules", "figure 15", "slices", "divisions", "optimizers")
+GROUPS = ("schedules", "figure 15", "slices", "divisions", "optimizers", "traces")
 
 
 def group(row: Row) -> str:

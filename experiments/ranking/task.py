@@ -15,7 +15,7 @@ from optpipe_sim.execution import FAMILIES
 from optpipe_sim.sim import simulate
 from optpipe_sim.study.tasks import Row
 
-VERSION = 6
+VERSION = 7
 MATTERS = 0.02  # of time: pairs that differ by more are counted apart
 
 
@@ -63,10 +63,12 @@ def run(
 
 
 def _seen(left_out: str, setting: Setting) -> Iterator[Setting]:
-    """Yield the settings that a fit for one may see: never those over slices, whose costs are not published; estimated ones,
-    PipeOffload's, for that trainer alone."""
+    """Yield the settings that a fit for one may see: never those over slices, whose costs are not published, nor traces; estimated
+    ones, PipeOffload's, for that trainer alone."""
     for one in settings().values():
-        if one.compares == "slices" or (one.estimated and left_out not in ("others", "model")):
+        if one.compares in ("slices", "traces") or (
+            one.estimated and left_out not in ("others", "model")
+        ):
             continue
         own = (one.trainer, one.machine) == (setting.trainer, setting.machine)
         match left_out:
@@ -147,13 +149,15 @@ def judged(setting: Setting, execution: Fit, family: str = "") -> Row:
 
 @cache
 def memory_errors(setting: Setting) -> Sequence[float | None]:
-    """Return, by run, its peak over 1F1B's as replayed, over the same as measured, less 1; None where either is not known."""
+    """Return, by run, its peak over 1F1B's as replayed, over the same as measured, less 1; None where either is not known, or
+    was fitted to."""
     peaks = {run.name: _peak(run, setting.activations) for run in setting.runs}
     base = next((run for run in setting.runs if run.name == "1f1b" and run.memory), None)
+    fitted = setting.rows.get("memory_fitted", {}).get("to", ())
     found: list[float | None] = []
     for run in setting.runs:
         known = base and run is not base and run.memory and peaks[run.name] and peaks[base.name]
-        if not known:
+        if not known or run.name in fitted:
             found.append(None)
             continue
         assert base is not None

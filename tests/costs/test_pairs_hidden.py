@@ -377,12 +377,15 @@ def test_tokens_sent_once_per_node_go_at_what_dispatchers_reach() -> None:
 
 
 def test_the_history_of_a_run_on_gb200s() -> None:
-    """Every step that is estimated is a gain; the machine of the first is the one that was fitted to it."""
+    """Every step that is estimated is a gain but for DeepEP, measured alone slower than NCCL is taken to be; the machine of the first is the one that was
+    fitted to it."""
     rows = history("gb200-megatron")
     assert [row["step"] for row in rows] == list(range(1, 14))
     first, *others = (row for row in rows if "estimated" in row)
     assert first["estimated"] == pytest.approx(first["measured"], rel=1e-3)
-    assert all(0 < row["estimated_gain"] < 0.25 for row in others)
+    lost = [row["change"] for row in others if row["estimated_gain"] < 0]
+    assert lost == ["DeepEP"]
+    assert all(-0.02 < row["estimated_gain"] < 0.25 for row in others)
     assert all(row["kernels"] > row["estimated"] for row in others)
     assert all(bool(row.get("unknown")) == ("estimated" not in row) for row in rows)
     # one copy of a token to each of two ranks, its own among them, of which the other one gets half

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from experiments.ranking.settings import settings
 from experiments.ranking.ship import FOLDER, SHIPPED
 from experiments.ranking.summary import (
     ABLATIONS,
@@ -178,14 +179,24 @@ def _memory(rows: Sequence[Row]) -> Iterator[str]:
         f"Peaks over 1F1B's are {percent(median(own))} off in the median of {len(own)} and {percent(max(own))} at worst; in PipeOffload's figure"
         f" {percent(median(figure))} and {percent(max(figure), 0)} (n = {len(figure)})"
     )
+    (mi300,) = (row for row in rows if row["setting"] == "mi300-7b")
+    left = [abs(error) for error in mi300["memory_errors"] if error is not None]
+    yield f"the {len(left)} others, which were not seen, are then {percent(min(left))} to {percent(max(left))} off"
+    least = next(run for run in settings()["mi300-7b"].runs if run.name == "v-min")
+    parts = least.holds.meta["static_by_stage"]
+    each = 2 * sum(parts[0]) / parts[0][0]  # the first part are the weights, in bf16
+    yield (
+        f"at {each:.0f} bytes a weight V-Min's first device would hold {sum(parts[0] + parts[-1]) / 2**30:.1f} GiB of weights, gradients and optimizer states alone, of {least.memory:.1f} that were measured"
+    )
 
 
 def _against(ways: dict[tuple[str, str], list[Any]]) -> Iterator[str]:
-    mi300 = next(row for row in ways[PAPER] if row["setting"].startswith("mi300"))
+    mi300 = next(row for row in ways[PAPER] if row["setting"] == "mi300-7b")
     errors = dict(zip(mi300["schedules"], mi300["errors"], strict=True))
     least = min(errors, key=lambda name: errors[name])
     assert least == "v-min"
     yield f"V-Min comes out {percent(-errors[least])} too fast beside the mean of the errors there, on MI300s"
+    yield from _traces([row for row in ways[IDEAL] if group(row) == "traces"])
     h800 = [row for row in ways[PAPER] if row["machine"] == "H800"]
     chosen = [row for row in h800 if row["chosen"] == "zb-v"]
     wrong = [row for row in chosen if row["fastest"] != "zb-v"]
@@ -205,6 +216,30 @@ def _against(ways: dict[tuple[str, str], list[Any]]) -> Iterator[str]:
     )
     slices = [row for row in ways[IDEAL] if group(row) == "slices"]
     yield f"Slices of equal work are not what was measured: their gains are off by {_points(line(slices, ('slices',)).median_error)} points in the median"
+
+
+def _traces(rows: Sequence[Row]) -> Iterator[str]:
+    """What AMD's picture of four schedules says of V-Min."""
+    bars, runs = rows
+    assert (bars["setting"], runs["setting"]) == ("primus-trace", "mi300-7b-as-traced")
+    (layer,) = (
+        row["layer_ms"]
+        for block in published("schedules")["blocks"]
+        for row in block["rows"]
+        if row["id"] == bars["setting"]
+    )
+    yield f"AMD's own picture of four schedules shows B {layer['b'] / layer['f']:.1f} and W {layer['w'] / layer['f']:.1f} times as long as F"
+    off = [(1 + error) * (1 + bars["error"]) - 1 for error in bars["errors"]]
+    assert bars["pairs_right"] == bars["pairs"]
+    yield (
+        f"the replay is {percent(min(map(abs, off)))} to {percent(max(map(abs, off)))} off the printed times, and {_points(max(map(abs, bars['difference_errors'])))} points at most in a difference"
+    )
+    pairs = list(combinations(runs["schedules"], 2))
+    errors = dict(zip(pairs, map(abs, runs["difference_errors"]), strict=True))
+    worst = max(errors, key=lambda pair: errors[pair])
+    yield (
+        f"V-Min beside 1F1B is then {_points(errors['1f1b', 'v-min'])} points off, and the worst of the {len(errors)} differences {_points(errors[worst])}, of `{worst[0]}` and `{worst[1]}`"
+    )
 
 
 def _shipped_row(name: str) -> str:

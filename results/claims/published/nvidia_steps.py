@@ -16,15 +16,16 @@ def sentences(tables: Tables) -> Iterator[str]:
     rows = tables("nvidia_steps")
     known = [row for row in rows if row["estimated"] is not None]
     judged = [row for row in known if row["estimated_gain"] is not None]
-    assert all(row["estimated_gain"] > 0 < row["gain"] for row in judged)
+    assert all(row["gain"] > 0 for row in judged)
+    lost = [row for row in judged if row["estimated_gain"] < 0]
     near = [row for row in judged if abs(_points(row)) <= NEAR]
     far = sorted((row for row in judged if row not in near), key=_points)
     yield (
-        f"Of the {len(rows) - 1} steps behind the first, to which the host's time is fitted, something is known of {len(judged)}; each of these comes out as a gain, {len(near)} of them within {NEAR}"
-        f" points of the published one ({_listed([row['change'] for row in near])})."
+        f"Of the {len(rows) - 1} steps behind the first, to which the host's time is fitted, something is known of {len(judged)}; {len(judged) - len(lost)} of these come out as a gain, {len(near)} within {NEAR}"
+        f" points of the published one ({_listed([_name(row) for row in near])})."
     )
     told = [
-        f"{row['change']} ({percent(row['estimated_gain'])} estimated, {percent(row['gain'])} published)"
+        f"{_name(row)} ({percent(row['estimated_gain'])} estimated, {percent(row['gain'])} published)"
         for row in far
     ]
     yield (
@@ -34,6 +35,11 @@ def sentences(tables: Tables) -> Iterator[str]:
     yield (
         f"That all {len(judged)} together gain {percent(_together(judged, 'estimated_gain'))} here and {percent(_together(judged, 'gain'))} there says little, since their errors cancel."
     )
+    pictures = published("experts")["history"]["pictures"]
+    issued = [
+        one["routed_linears"] for name, one in pictures.items() if name[:6] in ("image2", "image4")
+    ]
+    yield f"the launches of the routed experts' linears, in which nothing changed between them, take {issued[0]:.1f} ms in one and {issued[1]:.1f} in another"
     by_step = {row["step"]: row for row in rows}
     last, end = known[-1], rows[-1]
     left = published("experts")["history"]["left"]
@@ -59,6 +65,11 @@ def _points(row: dict[str, Any]) -> float:
     return float(100 * (row["estimated_gain"] - row["gain"]))
 
 
+def _name(row: dict[str, Any]) -> str:
+    """Return the first part of a change that is told in two."""
+    return str(row["change"].split(";")[0])
+
+
 def _gain(value: float | None) -> str:
     return "" if value is None else percent(value)
 
@@ -72,4 +83,4 @@ def _listed(told: list[str]) -> str:
 
 
 def _largest(rows: list[dict[str, Any]], by: str) -> str:
-    return _listed([row["change"] for row in sorted(rows, key=lambda row: -row[by])[:3]])
+    return _listed([_name(row) for row in sorted(rows, key=lambda row: -row[by])[:3]])
