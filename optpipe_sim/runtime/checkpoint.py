@@ -57,7 +57,10 @@ def save_pipeline(
     """
     modules, group = step.modules, step.group
     here = _folder(folder, number)
-    own = {stage: _named(module, stage, names) for stage, module in modules.items()}
+    own = {
+        stage: {names(stage, name): tensor for name, tensor in module.state_dict().items()}
+        for stage, module in modules.items()
+    }
     index: dict[str, int] = {}
     for part in group.gather({s: list(found) for s, found in own.items()}):
         for stage, found in part.items():
@@ -141,10 +144,6 @@ def load_pipeline(
 
 def _folder(folder: str, number: int) -> Path:
     return Path(folder) / f"step-{number:06d}"
-
-
-def _named(module: nn.Module, stage: int, names: Names) -> dict[str, Any]:
-    return {names(stage, name): tensor for name, tensor in module.state_dict().items()}
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

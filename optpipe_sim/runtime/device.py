@@ -7,13 +7,15 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from ..errors import OptPipeError
 
+_Result = TypeVar("_Result")
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 DETERMINISTIC = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -89,6 +91,20 @@ def threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def in_thread(work: Callable[[], _Result]) -> Future[_Result]:
+    """Run `work` in a thread that the end of the process does not wait for."""
+    running: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            running.set_result(work())
+        except BaseException as error:
+            running.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return running
 
 
 @contextmanager

@@ -20,7 +20,7 @@ Members = Mapping[int, nn.Parameter | None]
 
 
 class PipelineGroup:
-    """Who runs which rank, and small messages between them.
+    """Which process runs which rank, and small messages between the processes.
 
     Attributes:
         rank: of this process; None where it runs all of them.
@@ -52,7 +52,7 @@ class PipelineGroup:
         return self.rank is None or self.rank == rank
 
     def gather(self, value: Any) -> list[Any]:
-        """Return what all processes give, by rank: plain data."""
+        """Return the values of all processes, by rank; plain data."""
         if self.rank is None:
             return [value]
         found: list[Any] = [None] * self.ranks

@@ -82,7 +82,7 @@ class Case:
     Attributes:
         schedule: the halves of its pairs run one after the other, and are predicted so.
         plan: the model of the stages; ``synthetic`` needs none.
-        device: ``cpu`` or ``cuda``, of ``replay`` and ``loop``.
+        device: ``cpu`` or ``cuda``.
         iterations: of ``synthetic`` (the fastest counts), ``replay`` (medians), and of ``gradient`` where
             `kineto` records it: the first one warms up.
         sweeps: of ``loop``, at most.
@@ -106,6 +106,12 @@ class Case:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schedule", self.schedule.parted())
+        if self.device not in ("cpu", "cuda"):
+            raise OptPipeError(f"device: expected cpu or cuda, got {self.device!r}")
+        if self.iterations < 1 or self.sweeps < 1:
+            raise OptPipeError(
+                f"iterations, sweeps: must be at least 1, got {self.iterations}, {self.sweeps}"
+            )
 
     @cached_property
     def lowered(self) -> Lowered:
@@ -114,9 +120,8 @@ class Case:
 
     @property
     def stages(self) -> Plan:
-        """The model of the stages; an error in a mode that needs one and has none."""
-        if self.plan is None:
-            raise OptPipeError("mode: only synthetic goes without a model")
+        """The model of the stages, in modes that need one."""
+        assert self.plan is not None
         return self.plan
 
     @cached_property

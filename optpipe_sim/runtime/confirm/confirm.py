@@ -51,6 +51,8 @@ def confirm(
     """
     if mode not in MODES:
         raise OptPipeError(f"mode: expected {', '.join(MODES)}; got {mode!r}")
+    if mode != "synthetic" and case.plan is None:
+        raise OptPipeError(f"mode {mode}: needs a model; only synthetic goes without")
     if mode in ("synthetic", "gradient"):
         if case.device != "cpu" and not isinstance(ranks, JoinedRanks):
             raise OptPipeError(

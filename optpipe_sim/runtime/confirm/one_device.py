@@ -20,7 +20,6 @@ from statistics import median
 from typing import TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ...errors import OutOfMemory, RuntimeFault
@@ -35,7 +34,8 @@ from ..execute.run import run_step
 from ..execute.serial import run_serially
 from ..execute.transport import GatedLoopback, Loopback
 from ..execute.unpipelined import Contents, make_contents, named_gradients, reference
-from ..measure.memory import CudaBytes, LiveBytes, Meter
+from ..measure.memory import CudaBytes, Meter
+from ..measure.memory import meter as meter_of
 from ..model.stage import StageWorker
 from ..model.stash import HostSlab
 from ..program.program import Prepared, check_tier, inputs_of
@@ -43,10 +43,9 @@ from .case import Case, free_bytes
 from .verdict import Confirmation, GradientCheck, Gradients, Peak, peaks_after_ops
 
 Progress = Callable[[str, int, int], None]
-Times = dict[Op, int]
 HEAD_START_NS = 1_000_000  # for the threads of a rank to start
 _Item = TypeVar("_Item")
-Arrivals = dict[Op, int]
+Times = dict[Op, int]  # in ns: what each op takes, or when its result arrives
 
 
 class Bench:
@@ -70,10 +69,9 @@ class Bench:
         None: it runs op by op, and all of it is there."""
         worker = self.case.stages.rank_worker(self.shape, rank, self.case.device)
         worker.slab = self.slab
-        messages = self.messages(rank)
-        transport = Loopback(messages)
-        if arrive_ns is not None:
-            transport = played_back(worker.device, messages, arrive_ns)
+        # on a GPU its streams wait for messages, not the host
+        gated = arrive_ns is not None and worker.device.type == "cuda"
+        transport = (GatedLoopback if gated else Loopback)(self.messages(rank), arrive_ns)
         step = RankStep(worker, rank, self.prepared, transport)
         step.start(*self.batch)
         step.warm_up()
@@ -90,7 +88,7 @@ class Bench:
         return self._messages[1]
 
     def compare(self, worker: StageWorker) -> None:
-        """Set the gradients of a rank beside the unpipelined model's."""
+        """Compare the gradients of a rank with the unpipelined model's."""
         found = named_gradients(worker)
         ends = [end for end in (0, worker.stages - 1) if worker.tied(end) is not None]
         if len(ends) == 1:  # the other copy of a tied weight is another rank's
@@ -176,7 +174,8 @@ def loop(case: Case, progress: Progress) -> Confirmation:
         step = bench.step(rank, arrive_ns)
         meter: Meter = HeldBytes(step.worker)
         if metered:  # what stays refers to no worker: a device holds one rank at a time
-            meter = meters[rank] = _rank_meter(case, rank)
+            room_bytes = free_bytes(case, rank) if case.cap_memory else None
+            meter = meters[rank] = meter_of(case.device, room_bytes)
         record = run_step(step, meter, time.monotonic_ns() + HEAD_START_NS)
         if metered:
             bench.compare(step.worker)
@@ -211,7 +210,7 @@ def loop(case: Case, progress: Progress) -> Confirmation:
 
 
 def halves(runs: Sequence[_Item]) -> list[Sequence[_Item]]:
-    """Return every other run, and the rest; none where there is but one."""
+    """Return every other run, and the rest; nothing where there is only one."""
     return [runs[0::2], runs[1::2]] if len(runs) > 1 else []
 
 
@@ -255,12 +254,6 @@ def _peaks(case: Case, records: Sequence[Record], meters: Mapping[int, Meter]) -
     return tuple(rows)
 
 
-def _rank_meter(case: Case, rank: int) -> Meter:
-    if case.device == "cpu":
-        return LiveBytes()
-    return CudaBytes(case.device, free_bytes(case, rank) if case.cap_memory else None)
-
-
 @dataclass(frozen=True)
 class Sweep:
     """One pass over all ranks.
@@ -280,7 +273,7 @@ class Sweep:
 
 
 class HeldBytes(Meter):
-    """A memory meter that sums what the slots and queues of a worker hold; faster than watching every
+    """Sums what the slots and queues of a worker hold; faster than watching every
     storage."""
 
     def __init__(self, worker: StageWorker) -> None:
@@ -332,21 +325,7 @@ def received(lowered: Lowered, rank: int) -> list[Op]:
     ]
 
 
-def played_back(
-    device: torch.device, contents: Mapping[Op, Tensor], arrive_ns: Mapping[Op, int]
-) -> Loopback:
-    """Return the transport of a rank that runs alone, its neighbours played back. On a GPU its streams wait for
-    messages, not the host (not confirmed on a GPU yet).
-
-    Args:
-        contents: what the rank receives, on its device.
-    """
-    if device.type != "cuda":
-        return Loopback(contents, arrive_ns)
-    return GatedLoopback(contents, arrive_ns)
-
-
-def arrivals(lowered: Lowered, trace: Trace) -> Arrivals:
+def arrivals(lowered: Lowered, trace: Trace) -> Times:
     """Return when the results of a trace's ops arrive at other ranks: messages `t_comm` after their op,
     on serial links after the earlier messages between the same ranks; turns on shared host links when
     their transfer has ended."""
@@ -355,10 +334,10 @@ def arrivals(lowered: Lowered, trace: Trace) -> Arrivals:
     return ends | message_arrivals(lowered, {op: ends[op] for op in sent})
 
 
-def message_arrivals(lowered: Lowered, sent_ns: Mapping[Op, int]) -> Arrivals:
+def message_arrivals(lowered: Lowered, sent_ns: Mapping[Op, int]) -> Times:
     """Return when messages arrive that were sent at these times."""
     profile, place = lowered.profile, lowered.schedule.shape.placement
-    arrive: Arrivals = {}
+    arrive: Times = {}
     free: dict[tuple[int, int], int] = {}
     for op in sorted(sent_ns, key=lambda op: (sent_ns[op], op)):
         depart = sent_ns[op]

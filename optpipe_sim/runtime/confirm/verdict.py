@@ -57,7 +57,7 @@ SHARED = "contention on host links that devices share: each rank had them to its
 
 
 def conditions(profile: CostProfile, machine: Mapping[str, Any]) -> list[str]:
-    """Return what a measured profile and the machine of a run say of these, a sentence each.
+    """Return what else ratios of measured to profiled times depend on, a sentence each.
 
     Args:
         machine: as `confirm.machine` returns it.
@@ -228,7 +228,7 @@ class Gradients:
 
 
 class GradientCheck:
-    """Sets gradients beside those of the unpipelined model, some at a time.
+    """Compares gradients with those of the unpipelined model, some at a time.
 
     Args:
         wanted: of the unpipelined model, by name.
@@ -293,7 +293,7 @@ def compare_gradients(
     expected_loss: float,
     exact: Mapping[str, Tensor] | None = None,
 ) -> Gradients:
-    """Set the gradients of all ranks, by name, beside those of the unpipelined model."""
+    """Compare the gradients of all ranks, by name, with those of the unpipelined model."""
     check = GradientCheck(wanted, exact)
     check.add(found)
     return check.result(loss, expected_loss)

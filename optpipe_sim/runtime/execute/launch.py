@@ -99,7 +99,10 @@ class Ranks:
         self._log_began = [self._log(rank).stat().st_size for rank in range(self.count)]
         try:
             for rank, pipe in enumerate(self._pipes):
-                self._send(rank, pipe, task)
+                try:
+                    pipe.send_bytes(pickle.dumps(task))
+                except OSError:
+                    raise self._died(rank, task.schedule) from None
             return self._gather(task.schedule)
         except BaseException:
             self._halt()
@@ -134,12 +137,6 @@ class Ranks:
             self._processes.append(process)
             theirs.close()
             self._pipes.append(ours)
-
-    def _send(self, rank: int, pipe: Connection, task: Job[object]) -> None:
-        try:
-            pipe.send_bytes(pickle.dumps(task))
-        except (BrokenPipeError, OSError):
-            raise self._died(rank, task.schedule) from None
 
     def _gather(self, schedule: Schedule) -> list[Any]:
         results: dict[int, Any] = {}

@@ -159,12 +159,12 @@ class Nccl(Transport):
             RuntimeFault: names one that does not end.
         """
         ends = time.monotonic() + self.timeout_s
+        self.release_sent()
         while self._out:
-            self.release_sent()
-            if self._out and time.monotonic() > ends:
+            if time.monotonic() > ends:
                 raise RuntimeFault(
                     f"rank {self.rank}: the result of {self._out[0][0]} was not taken within"
                     f" {self.timeout_s:g} s"
                 )
-            if self._out:
-                time.sleep(POLL_S)
+            time.sleep(POLL_S)
+            self.release_sent()

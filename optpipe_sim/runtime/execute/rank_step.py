@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -79,7 +79,7 @@ class RankStep:
             self._cold = False
             self.start(*batch)
             self.warm_up()
-        zero_gradients(self.worker)
+        zero_gradients(self.worker.parameters())
         self.worker.start_step(*batch)
 
     def warm_up(self, before: Callable[[int], None] = lambda stage: None) -> None:
@@ -128,6 +128,18 @@ class RankStep:
 
     # -- the steps of the program --------------------------------------------------------------------
 
+    @contextmanager
+    def named(self, step: Step) -> Iterator[None]:
+        """Raise errors inside the block as faults that name the rank and the step."""
+        try:
+            yield
+        except RuntimeFault:
+            raise
+        except Exception as error:
+            raise RuntimeFault(
+                f"rank {self.rank}: {step.do} {step.op}: {type(error).__name__}: {error}"
+            ) from error
+
     def do(self, step: Step) -> None:
         """Do what a step of the program says, now and on the current stream."""
         op, at = step.op, (step.op.stage, self.prepared.schedule.shape.unit(step.op))
@@ -154,6 +166,10 @@ class RankStep:
                 self.worker.allocate(*at)
             case "reload":
                 self.worker.reload(*at)
+            case "pass":
+                self.transport.send(op, torch.zeros(1, dtype=torch.uint8), step.peer)
+            case "turn":
+                self.transport.recv(op, step.peer)
 
     def _run(self, op: Op, stage: int, unit: int) -> None:
         """Run a compute op on its input; torch.profiler sees it by its name."""

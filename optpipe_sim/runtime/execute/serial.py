@@ -13,7 +13,6 @@ from ...ops import C, F, O, Op, R
 from ...sim.lower import Lowered
 from ..measure.memory import Meter
 from ..measure.times import between_ns, mark
-from ..model.stage import StageWorker
 from ..program.program import COMPUTE_ENGINE, Step, inputs_of, keys_moved
 from .rank_step import RankStep
 
@@ -58,7 +57,7 @@ def run_serially(steps: Mapping[int, RankStep], *, meter: Meter | None = None) -
     results: dict[Op, Tensor | None] = {}
     for one in steps.values():
         one.results, one.worker.allocated = results, None if meter is None else meter.add
-    memory = _RankBytes(meter, workers)
+    accounts = dict.fromkeys(steps, 0)
     for op, granted in _order(lowered):
         rank = place[op.stage]
         if rank not in steps:
@@ -67,26 +66,25 @@ def run_serially(steps: Mapping[int, RankStep], *, meter: Meter | None = None) -
         source = inputs.get(op)
         if source is not None and source not in results:
             one.do(Step("recv", source, COMPUTE_ENGINE, peer=place[source.stage]))
-        memory.begin()
-        if granted:
-            # an R may be granted before its O has ended; then the reload takes the memory
-            if op._replace(kind=O) in run.duration_ns:
-                one.do(replace(step, do="grant"))
-            memory.end(rank)
-        else:
-            memory.leave_out_input(None if source is None else results[source])
+        before = 0 if meter is None else meter.held()
+        taken = 0 if granted or source is None else _bytes(results[source])
+        if not granted:
             with _timed(run, op, workers[rank].device):
                 one.do(step)
             if op.kind is O:
                 one.do(replace(step, do="drop"))
-            made = results.get(op)
-            memory.leave_out_result(made)
-            memory.end(rank)
-            del made
-            if consumers.get(op) not in steps:
-                results.pop(op, None)
+        elif op._replace(kind=O) in run.duration_ns:
+            # an R may be granted before its O has ended; then the reload takes the memory
+            one.do(replace(step, do="grant"))
+        if meter is not None:
+            # a message in flight is of no rank: it comes with the op that takes it, and goes with the one that makes it
+            accounts[rank] += meter.held() - before + taken - _bytes(results.get(op))
+        if consumers.get(op) not in steps:
+            results.pop(op, None)
+        held = workers[rank].held_bytes() if meter is None else accounts[rank]
+        run.held[rank].append((op, held))
+        if not granted:
             one.begun(op)
-        run.held[rank].append((op, memory.held(rank)))
     for worker in workers.values():
         worker.allocated = None
     losses = [loss for worker in workers.values() if (loss := worker.finish_step()) is not None]
@@ -94,35 +92,8 @@ def run_serially(steps: Mapping[int, RankStep], *, meter: Meter | None = None) -
     return run
 
 
-class _RankBytes:
-    """The memory of each rank, from a meter of all of them together: the changes during its ops, less what it
-    sent and plus what it received (a message in flight counts for neither)."""
-
-    def __init__(self, meter: Meter | None, workers: Mapping[int, StageWorker]) -> None:
-        self.meter, self.workers = meter, workers
-        self.accounts = dict.fromkeys(workers, 0)
-        self.before = self.under_way = 0
-
-    def begin(self) -> None:
-        """Note that an op is about to start."""
-        self.before, self.under_way = self.meter.held() if self.meter else 0, 0
-
-    def leave_out_input(self, message: Tensor | None) -> None:
-        """Leave out the memory of the message that the op takes."""
-        self.under_way -= 0 if message is None else message.untyped_storage().nbytes()
-
-    def leave_out_result(self, message: Tensor | None) -> None:
-        """Leave out the memory of the message that the op makes."""
-        self.under_way += 0 if message is None else message.untyped_storage().nbytes()
-
-    def end(self, rank: int) -> None:
-        """Add what changed since `begin` to the account of a rank."""
-        if self.meter:
-            self.accounts[rank] += self.meter.held() - self.before - self.under_way
-
-    def held(self, rank: int) -> int:
-        """Return the bytes of a rank now."""
-        return self.accounts[rank] if self.meter else self.workers[rank].held_bytes()
+def _bytes(message: Tensor | None) -> int:
+    return 0 if message is None else message.untyped_storage().nbytes()
 
 
 @contextmanager

@@ -45,14 +45,8 @@ def run_program(step: RankStep, meter: Meter | None = None, start_ns: int = 0) -
     run.zero.record(run.streams[COMPUTE_ENGINE])
     step.transport.start(start_ns)
     for issue in run.order:
-        try:
+        with step.named(issue.step):
             run.issue(issue)
-        except RuntimeFault:
-            raise
-        except Exception as error:
-            raise RuntimeFault(
-                f"rank {run.rank}: {issue.step.do} {issue.step.op}: {type(error).__name__}: {error}"
-            ) from error
     run.keep_up(0)
     for stream in run.streams.values():
         stream.synchronize()

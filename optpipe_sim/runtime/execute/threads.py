@@ -10,6 +10,7 @@ from dataclasses import replace
 from ...errors import RuntimeFault
 from ...ops import O
 from ..measure.memory import Meter
+from ..model.boundary import NOTHING
 from ..program.program import COMPUTE_ENGINE, DROP, Event, Step
 from .rank_step import RankStep
 from .record import Record
@@ -25,7 +26,7 @@ class Board:
     """
 
     def __init__(self, awaited: Iterable[Event], timeout_s: float) -> None:
-        self.failure: BaseException | None = None
+        self.failure: RuntimeFault | None = None
         self._events = {event: threading.Event() for event in awaited}
         self._timeout_s = timeout_s
         self._last_s = time.monotonic()
@@ -41,9 +42,9 @@ class Board:
         """Whether an event has happened."""
         return self._events[event].is_set()
 
-    def fail(self, error: BaseException) -> None:
-        """Stop all threads; the first error counts."""
-        self.failure = self.failure or error
+    def fail(self, fault: RuntimeFault) -> None:
+        """Stop all threads; the first fault counts."""
+        self.failure = self.failure or fault
         for event in self._events.values():
             event.set()
 
@@ -51,8 +52,7 @@ class Board:
         """Wait until all of them have happened.
 
         Raises:
-            RuntimeFault: after `timeout_s` without any event.
-            Stopped: another thread has failed.
+            RuntimeFault: after `timeout_s` without any event; that of another thread, where one has failed.
         """
         for event in sorted(events):
             while not self._events[event].wait(self._timeout_s):
@@ -62,11 +62,7 @@ class Board:
                         f" {self._timeout_s:g} s"
                     )
             if self.failure is not None:
-                raise Stopped
-
-
-class Stopped(Exception):
-    """Another thread has failed; its error is the one to report."""
+                raise self.failure
 
 
 def run_program(step: RankStep, meter: Meter | None = None, start_ns: int = 0) -> Record:
@@ -83,7 +79,7 @@ def run_program(step: RankStep, meter: Meter | None = None, start_ns: int = 0) -
     step.transport.start(run.start_ns)
     for each in step.program.steps:
         if each.do == "turn" and each.peer != step.rank:
-            step.transport.expect_turn(each.op, each.peer)
+            step.transport.post(each.op, each.peer, NOTHING)
     threads = [
         threading.Thread(target=run.engine, args=(queue,), name=engine, daemon=True)
         for engine, queue in run.queues.items()
@@ -95,13 +91,10 @@ def run_program(step: RankStep, meter: Meter | None = None, start_ns: int = 0) -
     run.engine(run.queues[COMPUTE_ENGINE])
     for thread in threads:
         thread.join(step.timeout_s)
-    error = run.board.failure
-    if error is None:
-        step.transport.finish()
-        return run.record
-    if isinstance(error, RuntimeFault):
-        raise error
-    raise RuntimeFault(f"rank {step.rank}: {type(error).__name__}: {error}") from error
+    if run.board.failure is not None:
+        raise run.board.failure
+    step.transport.finish()
+    return run.record
 
 
 class _Run:
@@ -120,24 +113,15 @@ class _Run:
 
     def engine(self, queue: Sequence[Step]) -> None:
         """Take the steps of one queue in order."""
-        step = None
         try:
             for step in queue:
                 if self.board.failure is not None:
                     return
                 if step.after:
                     self.board.wait(step.after, f"rank {self.rank}: {step.do} {step.op}")
-                self._take(step)
-        except Stopped:
-            pass
-        except RuntimeFault as error:
-            self.board.fail(error)
-        except Exception as error:
-            fault = RuntimeFault(
-                f"rank {self.rank}: {step and step.do} {step and step.op}:"
-                f" {type(error).__name__}: {error}"
-            )
-            fault.__cause__ = error
+                with self.rank_step.named(step):
+                    self._take(step)
+        except RuntimeFault as fault:
             self.board.fail(fault)
 
     def _take(self, step: Step) -> None:
@@ -150,12 +134,8 @@ class _Run:
                 self._grant(step)
             case "reload":
                 self._reload(step)
-            case "pass":
-                self.rank_step.transport.pass_turn(step.op, step.peer)
             case "turn" if step.peer == self.rank:
                 self.board.wait([Event("end", step.op)], f"rank {self.rank}: {step}")
-            case "turn":
-                self.rank_step.transport.wait_for_turn(step.op, step.peer)
             case _:
                 self.rank_step.do(step)
 

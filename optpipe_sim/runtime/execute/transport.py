@@ -1,8 +1,7 @@
 """Transports of results between ranks: gloo; gloo with the latency of a profile; a loop-back, on a
 CPU and on a GPU (the latter not confirmed on one yet).
 
-A message is identified by the op that produces it. Receives are posted before they are needed; sends never
-block, and release their tensor once it is sent.
+Receives are posted before they are needed; sends never block, and release their tensor once it is sent.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import RuntimeFault
-from ...ops import Op
+from ...ops import COMPUTE, Op
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ..group import blamed
@@ -35,8 +34,11 @@ SWITCH_S = 1e-4
 
 
 class Transport:
-    """What executors ask of messages; `peer` is the other rank. Turns on host links that ranks share are messages
-    too, which links of GPUs do not need."""
+    """What executors ask of messages; `peer` is the other rank.
+
+    A message is identified by the op that makes it. Those of O and R are turns on host links that ranks share: they
+    say that a transfer has ended, and have no content. (On GPUs the links themselves take turns.)
+    """
 
     buffer_bytes = 0  # device memory of communicators, outside of torch's allocator
 
@@ -58,15 +60,6 @@ class Transport:
 
     def release_sent(self) -> None:
         """Release the tensors whose sends have ended, where nothing else does."""
-
-    def expect_turn(self, op: Op, peer: int) -> None:
-        """Announce, before an iteration, a call of `wait_for_turn`."""
-
-    def pass_turn(self, op: Op, peer: int) -> None:
-        """Tell `peer` that the transfer `op` on their common host link has ended."""
-
-    def wait_for_turn(self, op: Op, peer: int) -> None:
-        """Wait for the message of `peer` that its transfer has ended."""
 
     def finish(self) -> None:
         """Wait for the sends."""
@@ -91,7 +84,6 @@ class Gloo(Transport):
         self.rank, self.schedule, self.timeout = rank, schedule, timedelta(seconds=timeout_s)
         self._group: Any = group or dist.group.WORLD  # `dist.isend` takes a quarter longer
         self._posted: dict[Op, tuple[Any, Tensor]] = {}
-        self._turns: dict[Op, Any] = {}
         self._out: dict[int, tuple[Sent, threading.Thread]] = {}
         self._lock = threading.Lock()
         self._failure: RuntimeFault | None = None
@@ -102,29 +94,18 @@ class Gloo(Transport):
     def post(self, op: Op, peer: int, layout: Layout) -> None:
         buffer = torch.empty(layout[0], dtype=layout[1])
         with blamed(self.rank, f"posting the receive of {op} from rank {peer}"):
-            self._posted[op] = self._group.recv([buffer], peer, self._tag(op)), buffer
+            self._posted[op] = self._group.recv([buffer], peer, self.schedule.row(op)), buffer
 
     def recv(self, op: Op, peer: int) -> Tensor:
         work, buffer = self._posted.pop(op)
-        with blamed(self.rank, f"waiting for the result of {op} from rank {peer}"):
+        with blamed(self.rank, f"waiting for {_content(op)} from rank {peer}"):
             work.wait(self.timeout)
         return buffer
 
     def send(self, op: Op, tensor: Tensor, peer: int) -> None:
-        self._begin(op, tensor.contiguous(), peer, self._tag(op))
-
-    def expect_turn(self, op: Op, peer: int) -> None:
-        box = torch.zeros(1, dtype=torch.uint8)
-        with blamed(self.rank, f"posting the turn after {op} of rank {peer}"):
-            self._turns[op] = self._group.recv([box], peer, len(self.schedule) + self._tag(op))
-
-    def pass_turn(self, op: Op, peer: int) -> None:
-        box = torch.zeros(1, dtype=torch.uint8)
-        self._begin(op, box, peer, len(self.schedule) + self._tag(op))
-
-    def wait_for_turn(self, op: Op, peer: int) -> None:
-        with blamed(self.rank, f"waiting for the turn after {op} of rank {peer}"):
-            self._turns.pop(op).wait(self.timeout)
+        with blamed(self.rank, f"sending {_content(op)} to rank {peer}"):
+            work = self._group.send([tensor.contiguous()], peer, self.schedule.row(op))
+        self._keep(op, peer, work)
 
     def finish(self) -> None:
         """Wait for the sends.
@@ -139,13 +120,8 @@ class Gloo(Transport):
         if self._failure is not None:
             raise self._failure
 
-    def _begin(self, op: Op, tensor: Tensor, peer: int, tag: int) -> None:
-        with blamed(self.rank, f"sending the result of {op} to rank {peer}"):
-            work = self._group.send([tensor], peer, tag)
-        self._keep(op, peer, work)
-
     def _keep(self, op: Op, peer: int, work: Any) -> None:
-        with self._lock:  # copy engines give turns
+        with self._lock:  # copy engines pass turns on
             if peer not in self._out:
                 sent: Sent = SimpleQueue()
                 thread = threading.Thread(target=self._settle, args=(peer, sent), daemon=True)
@@ -158,21 +134,23 @@ class Gloo(Transport):
             op, work = one
             del one
             try:
-                with blamed(self.rank, f"sending the result of {op} to rank {peer}"):
+                with blamed(self.rank, f"sending {_content(op)} to rank {peer}"):
                     work.wait(self.timeout)
             except RuntimeFault as fault:
                 self._failure = self._failure or fault
             del work
 
-    def _tag(self, op: Op) -> int:
-        return self.schedule.row(op)
+
+def _content(op: Op) -> str:
+    """Return what the message of an op is, for errors."""
+    return f"the result of {op}" if op.kind in COMPUTE else f"the turn after {op}"
 
 
 class DelayedGloo(Gloo):
     """Messages that carry no result but arrive when the profile's links say.
 
     A message carries its arrival time: `t_comm` after it was sent, and on serial links after the messages
-    before it. The time that gloo takes shows only where it is longer than that.
+    before it; a turn arrives at once. The time that gloo takes shows only where it is longer than that.
     """
 
     def __init__(
@@ -185,11 +163,17 @@ class DelayedGloo(Gloo):
 
     def recv(self, op: Op, peer: int) -> Tensor:
         """Wait for the message, and until its arrival time."""
-        sleep_until(int(super().recv(op, peer).item()))
+        content = super().recv(op, peer)
+        if op.kind not in COMPUTE:
+            return content
+        sleep_until(int(content.item()))
         return EMPTY
 
     def send(self, op: Op, tensor: Tensor, peer: int) -> None:
         """Send the arrival time instead of `tensor`."""
+        if op.kind not in COMPUTE:
+            super().send(op, tensor, peer)
+            return
         depart = time.monotonic_ns()
         if self.profile.serial_links:
             depart = max(depart, self._free_ns.get(peer, 0))
@@ -198,7 +182,7 @@ class DelayedGloo(Gloo):
 
     def finish(self) -> None:
         for op, peer, work in self._sent:
-            with blamed(self.rank, f"sending the result of {op} to rank {peer}"):
+            with blamed(self.rank, f"sending {_content(op)} to rank {peer}"):
                 work.wait(self.timeout)
         self._sent.clear()
 
@@ -213,9 +197,7 @@ class Loopback(Transport):
 
     Args:
         contents: by the op that makes it, what a message holds.
-        arrive_ns: by op, when it may be received, and by transfer, when a turn may be taken, in ns after
-            the start;
-            default: at once.
+        arrive_ns: by op, when its message may be received, in ns after the start; default: at once.
     """
 
     def __init__(
@@ -224,17 +206,12 @@ class Loopback(Transport):
         self.contents, self.arrive_ns, self.start_ns = contents, arrive_ns or {}, 0
 
     def start(self, start_ns: int = 0) -> None:
-        """Count arrivals from then."""
         self.start_ns = start_ns
 
     def recv(self, op: Op, peer: int) -> Tensor:
         """Wait until the arrival time; return a copy of the content."""
-        self.wait_for_turn(op, peer)
-        return self.contents[op].clone()
-
-    def wait_for_turn(self, op: Op, peer: int) -> None:
-        """Wait until its time has come."""
         sleep_until(self.start_ns + self.arrive_ns.get(op, 0))
+        return self.contents[op].clone() if op.kind in COMPUTE else EMPTY
 
 
 class GatedLoopback(Loopback):

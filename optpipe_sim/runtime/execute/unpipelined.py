@@ -18,12 +18,12 @@ from ..model.stage import StageWorker, token_loss
 
 def named_gradients(worker: StageWorker) -> dict[str, Tensor]:
     """Return the gradients by the names that the unpipelined model has for its parameters."""
-    found: dict[str, Tensor] = {}
-    for _, module in sorted(worker.modules.items()):
-        for name, parameter in module.named_parameters():
-            if parameter.grad is not None:
-                found[name] = parameter.grad
-    return found
+    return {
+        name: parameter.grad
+        for _, module in sorted(worker.modules.items())
+        for name, parameter in module.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 def plain_step(whole: nn.Module, inputs: Iterable[Tensor], targets: Sequence[Tensor]) -> float:

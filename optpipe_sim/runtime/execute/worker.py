@@ -22,7 +22,7 @@ ARRIVAL = (1,), torch.int64  # the message of an op that sleeps (see `transport.
 class SyntheticWorker(StageWorker):
     """Stages whose ops sleep exactly as long as the profile says, and allocate nothing.
 
-    Threads, messages and the issue order of the host are real.
+    Threads, messages and the order in which the host issues ops are real.
     """
 
     def __init__(self, lowered: Lowered, rank: int) -> None:
@@ -36,33 +36,27 @@ class SyntheticWorker(StageWorker):
     def forward(
         self, stage: int, unit: int, x: Tensor | None, level: str | None = None
     ) -> Tensor | None:
-        """Sleep as long as F takes."""
         return self._sleep(F, stage, unit)
 
     def recompute(self, stage: int, unit: int) -> None:
-        """Sleep as long as C takes."""
         self._sleep(C, stage, unit)
 
     def backward(self, stage: int, unit: int, dy: Tensor | None, *, fused: bool) -> Tensor | None:
-        """Sleep as long as B or BW takes."""
         return self._sleep(BW if fused else B, stage, unit)
 
     def weight(self, stage: int, unit: int) -> None:
-        """Sleep as long as W takes."""
         self._sleep(W, stage, unit)
 
     def offload(self, stage: int, unit: int, keys: bool = False) -> None:
-        """Sleep as long as O takes."""
         self._sleep(O, stage, unit)
 
     def drop(self, stage: int, unit: int) -> None:
-        """Do nothing: there is no memory."""
+        """Do nothing."""
 
     def allocate(self, stage: int, unit: int) -> None:
-        """Do nothing: there is no memory."""
+        """Do nothing."""
 
     def reload(self, stage: int, unit: int) -> None:
-        """Sleep as long as R takes."""
         self._sleep(R, stage, unit)
 
     def _sleep(self, kind: OpKind, stage: int, unit: int) -> Tensor:

@@ -111,20 +111,19 @@ def _fit(medians: dict[int, float]) -> Copy:
 
 
 def _times(device: torch.device, size: int, samples: int, mode: str, direction: str) -> list[float]:
-    cuda = device.type == "cuda"
-    here = torch.zeros(size, dtype=torch.uint8, device=device)
-    there = torch.zeros(size, dtype=torch.uint8, pin_memory=cuda)
-    pairs = {"d2h": (there, here), "h2d": (here, there)}
-    other = "h2d" if direction == "d2h" else "d2h"
-    if mode in ("together", "all"):  # memory of its own
-        one, two = pairs[other]
-        pairs[other] = (torch.zeros_like(one, pin_memory=cuda and one is there), two.clone())
-        if cuda and two is there:
-            pairs[other] = (pairs[other][0], two.clone().pin_memory())
-    against = pairs[other] if mode in ("together", "all") else None
+    against = None
+    if mode in ("together", "all"):
+        against = _buffers(device, size, "h2d" if direction == "d2h" else "d2h")
     load = _square(device) if mode in ("loaded", "all") else None
-    measure = _cuda_times if cuda else _cpu_times
-    return measure(pairs[direction], against, load, samples)
+    measure = _cuda_times if device.type == "cuda" else _cpu_times
+    return measure(_buffers(device, size, direction), against, load, samples)
+
+
+def _buffers(device: torch.device, size: int, direction: str) -> tuple[Tensor, Tensor]:
+    """Return memory of its own for a copy: target and source."""
+    here = torch.zeros(size, dtype=torch.uint8, device=device)
+    there = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    return (there, here) if direction == "d2h" else (here, there)
 
 
 def _square(device: torch.device) -> Tensor:
@@ -292,17 +291,14 @@ def interference_facts(
 
 def _lanes(device: torch.device, size: int, copies: Mapping[str, Copy]) -> dict[str, Lane]:
     """Return, by direction, memory of its own for copies of so many bytes; and for the stand-in of a message."""
-    cuda = device.type == "cuda"
     lanes: dict[str, Lane] = {}
-    own = streams(device)[1:] if cuda else (None, None)
+    own = streams(device)[1:] if device.type == "cuda" else (None, None)
     # a message's stand-in stays on the device: it is as fast as memory, so that it slows ops down at least as much as one over a link
     pair = [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2)]
     lanes[MESSAGE] = Lane(pair[0], pair[1], max(1.0, 2 * size / MEMORY_BYTES_PER_NS), own[0])
     for way, stream in zip(DIRECTIONS, own, strict=True):
-        here = torch.zeros(size, dtype=torch.uint8, device=device)
-        there = torch.zeros(size, dtype=torch.uint8, pin_memory=cuda)
-        ways = (there, here) if way == "d2h" else (here, there)
-        lanes[way] = Lane(*ways, max(1.0, copies[way].time_ns(size)), stream)
+        copy_ns = max(1.0, copies[way].time_ns(size))
+        lanes[way] = Lane(*_buffers(device, size, way), copy_ns, stream)
     return lanes
 
 

@@ -26,8 +26,9 @@ class LevelBytes:
 
     Attributes:
         keep: by one microbatch after F.
-        work, b_work: the most temporary memory beside that of F, or of a BW that recomputes inside, and of a B
-        that does; beyond the reserve for whole activations.
+        work: the most temporary memory that dropping and recomputing add to F, or to a BW that recomputes inside,
+            beyond the reserve of ops without them.
+        b_work: likewise of a B that recomputes inside.
         inside: by op, what it needed beyond that.
         layers: how many it recomputes whole; None: parts of them, or the stage.
     """
@@ -98,7 +99,7 @@ def stage_bytes(
         OptPipeError: where the second microbatch holds other bytes than the first.
     """
     worker = plan.worker(stage, device, fill)
-    zero_gradients(worker)
+    zero_gradients(worker.parameters())
     worker.start_step(*plan.batch(device))
     for fused in (False, True):
         worker.run_chain((stage, None), fused=fused)

@@ -65,12 +65,13 @@ def provenance(plan: Stages, device: torch.device | None) -> dict[str, Any]:
 def device_facts(device: torch.device) -> dict[str, Any]:
     """Return name, memory, threads or driver, and clocks where they can be read."""
     if device.type != "cuda":
+        names, clocks = _cpu_info("model name"), [*map(float, _cpu_info("cpu MHz"))]
         return {
             "kind": "cpu",
-            "name": _processor(),
+            "name": names[0] if names else platform.processor() or platform.machine(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
-            "clocks_mhz": _cpu_clocks(),
+            "clocks_mhz": {"least": min(clocks), "most": max(clocks)} if clocks else None,
         }
     facts = torch.cuda.get_device_properties(device)
     free, total = torch.cuda.mem_get_info(device)
@@ -88,24 +89,13 @@ def device_facts(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _cpu_clocks() -> dict[str, float] | None:
-    """Return the lowest and highest clock of the cores now, in MHz; None where the system does not report it."""
+def _cpu_info(key: str) -> list[str]:
+    """Return what Linux says of each core; nothing on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return None
-    clocks = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
-    return {"least": min(clocks), "most": max(clocks)} if clocks else None
+        return []
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(key)]
 
 
 def _nvidia_smi(facts: Any) -> dict[str, Any]:

@@ -43,9 +43,9 @@ class Meter:
         return {}
 
 
-def meter(device: str | torch.device) -> Meter:
-    """Return the meter for that device."""
-    return CudaBytes(device) if torch.device(device).type == "cuda" else LiveBytes()
+def meter(device: str | torch.device, room_bytes: int | None = None) -> Meter:
+    """Return the meter for that device; on a GPU with a cap (see `CudaBytes`)."""
+    return CudaBytes(device, room_bytes) if torch.device(device).type == "cuda" else LiveBytes()
 
 
 class LiveBytes(TorchDispatchMode, Meter):
@@ -62,19 +62,15 @@ class LiveBytes(TorchDispatchMode, Meter):
         self._lock = threading.RLock()
 
     def held(self) -> int:
-        """Return the bytes that live now."""
         return self._held
 
     def peak(self) -> int:
-        """Return the most since `reset_peak`."""
         return self._peak
 
     def reset_peak(self) -> None:
-        """Start a new peak at what is held now."""
         self._peak = self._held
 
     def add(self, storage: torch.UntypedStorage) -> None:
-        """Count a storage, once."""
         self._watch(storage, storage.nbytes())
 
     def _watch(self, storage: torch.UntypedStorage, size: int) -> None:
@@ -152,15 +148,12 @@ class CudaBytes(Meter):
             torch.cuda.set_per_process_memory_fraction(1.0, self.device)
 
     def held(self) -> int:
-        """Return the bytes that live now."""
         return self._count("current")["requested"] - self._start["requested"]
 
     def peak(self) -> int:
-        """Return the most since `reset_peak`."""
         return self._count("peak")["requested"] - self._start["requested"]
 
     def reset_peak(self) -> None:
-        """Start a new peak at what is held now."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def taken(self) -> dict[str, int]:

@@ -1,5 +1,5 @@
-"""Decoders to try it on: their layers, in the two styles of `costs.models.Model` with nothing random inside, and their
-cut into stages, with the same weights layer by layer however many stages there are.
+"""Decoders for trials: their layers, in the two styles of `costs.models.Model` with nothing random inside, and their
+cut into stages, whose weights are the same, layer by layer, however many stages there are.
 
 Layers keep for B what the costs count: norms and the gated activation save their input alone (and the norm its
 inverse root mean squares).

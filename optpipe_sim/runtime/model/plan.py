@@ -72,11 +72,11 @@ class Plan:
 
     @property
     def stages(self) -> int:
-        """Of the whole model."""
+        """The number of stages of the whole model."""
         return self.devices * self.chunks
 
     def marked_layers(self, stage: int) -> int:
-        """Return how many layers of a stage recomputation knows."""
+        """Return how many layers of a stage are marked for recomputation."""
         return (self.layers or ())[stage]
 
     def alike(self) -> list[int]:
@@ -171,7 +171,7 @@ class Plan:
 
     @property
     def title(self) -> str:
-        """Of the model."""
+        """The model's name."""
         return self.model.name
 
     def name(self, kind: str) -> str:
@@ -188,7 +188,7 @@ class Plan:
         return OPTIMIZER_BYTES - (GRADIENT_BYTES if torch_dtype(self.dtype).itemsize == 4 else 0)
 
     def facts(self) -> dict[str, Any]:
-        """Return what a profile of it tells of its origin."""
+        """Return the model and the work, for the `meta` of a profile."""
         model = self.model
         work: dict[str, Any] = {
             "microbatch": self.microbatch,
@@ -204,7 +204,8 @@ class Plan:
 
 
 def model_shape(model: Model) -> dict[str, Any]:
-    """Return what of a model is not as usual, as `costs.load_model` takes it: all that its stages need."""
+    """Return the fields of a model that differ from their defaults, all that its stages need; `costs.load_model` reads
+    them."""
     named = {"name", "source", "published_parameters", "published_active"}
     return {
         field.name: value
@@ -236,17 +237,17 @@ class ModuleStages:
 
     @property
     def stages(self) -> int:
-        """Of the whole model."""
+        """The number of stages of the whole model."""
         return len(self.modules)
 
     @property
     def chunks(self) -> int:
-        """Per device."""
+        """Stages per device."""
         return self.stages // self.devices
 
     @property
     def layers(self) -> None:
-        """Nothing that could be cut elsewhere."""
+        """None: the layers of a user's modules are unknown."""
         return
 
     def marked_layers(self, stage: int) -> int:
@@ -278,8 +279,8 @@ class ModuleStages:
         generator: torch.Generator | None = None,
         unit: int = 0,
     ) -> Tensor | None:
-        """Return what the stage before sent when it was examined, of a slice over and over again; a gradient of
-        zeros, or drawn."""
+        """Return the message that was sent when the stages were examined, for a slice its tokens repeated; or a
+        gradient, zeros or drawn at random."""
         if not 0 <= boundary < self.stages - 1:
             return None
         if not gradient:
@@ -313,7 +314,7 @@ class ModuleStages:
         return f"{self.title}-{kind}-p{self.devices}{sliced}"
 
     def facts(self) -> dict[str, Any]:
-        """Return what a profile of it tells of its origin."""
+        """Return the model and the work, for the `meta` of a profile."""
         return {
             "model": {"name": self.title, "stages": [type(m).__name__ for m in self.modules]},
             "work": {

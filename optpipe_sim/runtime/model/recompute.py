@@ -137,7 +137,7 @@ def _called(run: Callable[..., Any], spec: Any, *leaves: Any) -> Any:
 
 
 class Dropping:
-    """What a level does in the F of one microbatch.
+    """Runs the parts of one microbatch's F, and drops those that a level recomputes.
 
     Attributes:
         regions: the parts that were dropped.
@@ -217,7 +217,7 @@ class Region:
         return handle
 
     def drop_outputs(self, found: Any, inputs: Sequence[Any]) -> None:
-        """Drop the outputs as well: what saves them gets handles."""
+        """Drop the outputs as well: ops that save them get handles."""
         there = {storage_key(one) for one in inputs if isinstance(one, Tensor)}
         for at, tensor in enumerate(found if isinstance(found, tuple) else (found,)):
             if storage_key(tensor) not in there | set(self.slot.left_out):

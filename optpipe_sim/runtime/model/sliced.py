@@ -17,7 +17,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -62,7 +62,8 @@ class Keys:
         self.room: Room = {}
 
     def before(self, part: nn.Module, at: int) -> Iterator[Tensors]:
-        """Yield those of each slice before that one; what is on the host is copied for as long as it is used."""
+        """Yield the keys and values of each earlier slice; those on the host are copied to the device while they are
+        used."""
         for earlier in range(at):
             yield self.held[id(part), earlier].tensors()
 
@@ -112,9 +113,9 @@ class Keys:
 
 @dataclass(frozen=True)
 class Slice:
-    """The slice that runs: which one, the first of its tokens, the keys and values of its microbatch, and
-    the slot in which its own stay, but those of the `last` slice, which no other reads. `again`: its F has
-    ended, and runs again in part."""
+    """The slice that runs: its number, its first token, the keys and values of its microbatch, and the slot that
+    holds its own, unless it is the `last` slice, whose keys and values no other reads. `again`: its F has ended, and
+    parts of it run again."""
 
     number: int
     start: int
@@ -346,7 +347,7 @@ class Cut:
     # -- what the slices of a microbatch share ---------------------------------------------------------
 
     def forward(self, stage: int, unit: int, slot: Slot, where: str) -> Slice | None:
-        """Return the slice as which the F of a unit runs; None: a whole sequence.
+        """Return the slice that the F of a unit runs; None: a whole sequence.
 
         Args:
             slot: what the F saves; its keys and values that later slices read stay there.
@@ -366,14 +367,10 @@ class Cut:
         keys.forwards += 1
         return Slice(number, self._start(unit), keys, slot, number == self.slices - 1)
 
-    def again(self, one: Slice | None) -> Slice | None:
-        """Return the slice as which parts of an F that has ended run again."""
-        return None if one is None else replace(one, again=True)
-
     def backward(
         self, stage: int, unit: int, slot: Slot, device: torch.device, where: str
     ) -> Slice | None:
-        """Return the slice as which the backward of a unit runs; None: a whole sequence. The first one of a
+        """Return the slice that the backward of a unit runs; None: a whole sequence. The first one of a
         microbatch takes room for the gradients of keys and values.
 
         Raises:

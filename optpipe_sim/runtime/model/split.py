@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -93,15 +93,9 @@ def gradient_dtype(weight: nn.Parameter) -> torch.dtype:
     return getattr(weight, "grad_dtype", None) or weight.dtype
 
 
-class HasParameters(Protocol):
-    """A worker, or a module."""
-
-    def parameters(self) -> Iterable[nn.Parameter]: ...
-
-
-def zero_gradients(worker: HasParameters) -> None:
+def zero_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """Allocate zeros before the step, so that the memory of a step is activations only."""
-    for parameter in worker.parameters():
+    for parameter in parameters:
         if parameter.grad is not None:
             parameter.grad.zero_()
         elif parameter.requires_grad:

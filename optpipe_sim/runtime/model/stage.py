@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ class _Flight:
     queue: WeightQueue
     slice: Slice | None = None
     dropping: Dropping | None = None
-    entry: list[Tensor] = field(default_factory=list)  # what F takes, then what B gives
+    entry: list[Tensor] = field(default_factory=list)  # F's input, then the gradient of it
     edges: list[GradientEdge | None] = field(default_factory=list)  # of what F returns
     done: str = "F"
 
@@ -65,8 +65,8 @@ class StageWorker:
     Args:
         modules: by stage number, or all stages in order.
         stages: of the whole model.
-        boundary: shape and dtype of what goes from stage to stage, or a `Boundary`; a list where
-            they differ, entry s for what stage s sends (None where no stage of this worker is).
+        boundary: shape and dtype of the tensor that goes from stage to stage; or a list, entry s for what stage s
+            sends (None where no stage of this worker is).
         device, rank: where this is; `rank` only for messages.
         loss: of the last stage's output and the microbatch's targets.
         cut: the slices of each sequence (attention as in `sliced`); the boundary is that of whole sequences.
@@ -80,7 +80,7 @@ class StageWorker:
         self,
         modules: Mapping[int, nn.Module] | Sequence[nn.Module],
         stages: int,
-        boundary: Layout | Boundary | list[Layout] | list[Boundary | None],
+        boundary: Layout | list[Boundary | None],
         *,
         device: str | torch.device = "cpu",
         rank: int = 0,
@@ -90,15 +90,9 @@ class StageWorker:
         self.cut = cut or Cut()
         self.modules = dict(modules if isinstance(modules, Mapping) else enumerate(modules))
         self.stages, self.device, self.loss = stages, torch.device(device), loss
-        wrong = [stage for stage in self.modules if not 0 <= stage < stages]
-        if wrong or not self.modules:
-            raise OptPipeError(f"stage {wrong or 'none'}: expected some of 0 to {stages - 1}")
-        given = list(boundary) if isinstance(boundary, list) else [boundary] * (stages - 1)
-        if len(given) != stages - 1:
-            raise OptPipeError(f"boundary: {len(given)} given, but {stages - 1} lie between stages")
-        self.boundaries = [
-            one if isinstance(one, Boundary | None) else Boundary.one(*one) for one in given
-        ]
+        if not isinstance(boundary, list):
+            boundary = [Boundary.one(*boundary)] * (stages - 1)
+        self.boundaries = boundary
         self.where = f"rank {rank} ({self.device})"
         self.slab = HostSlab(pinned=self.device.type == "cuda")
         self.allocated: Callable[[torch.UntypedStorage], None] | None = None
@@ -204,7 +198,8 @@ class StageWorker:
             raise NoSuchPart(
                 f"F{name} on {self.where}: level {level!r}: the stage has no such part to recompute"
             )
-        flight.slice = self.cut.again(flight.slice)
+        if flight.slice is not None:
+            flight.slice = replace(flight.slice, again=True)
         torch.clear_autocast_cache()  # copies of weights: of this microbatch, as its graph has them
         self._flights[stage, unit] = flight
         if stage == self.stages - 1:

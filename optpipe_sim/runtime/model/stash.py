@@ -70,10 +70,6 @@ class Handle:
         """Set the tensor."""
         self.entry, self.witness, self.version = entry, tensor.detach(), tensor._version
 
-    def drop(self) -> None:
-        """Release the tensor."""
-        self.witness = None
-
 
 class HostSlab:
     """Host memory in large slabs, allocated storage by storage; pinned for CUDA, pageable otherwise.
@@ -187,7 +183,7 @@ class Slot:
             yield
 
     def pack(self, tensor: Tensor) -> Handle | Tensor:
-        """Return what stands for a saved tensor."""
+        """Return what autograd keeps in the place of a saved tensor."""
         key = storage_key(tensor)
         if self.region is not None:
             return self.region.save(tensor)
@@ -262,7 +258,7 @@ class Slot:
         return entry
 
     def drop_output(self, tensor: Tensor, save: Callable[[Tensor], Handle]) -> None:
-        """Have `save` say what stands for this storage, wherever it is saved from now on."""
+        """Replace this storage, wherever it is saved from now on, by the handle that `save` returns."""
         key = storage_key(tensor)
         self.outputs[key] = save
         # the next storage may have the same key
@@ -319,7 +315,7 @@ class Slot:
         with self._lock:
             for handle in self._living("drop "):
                 if handle.entry is None or handle.entry.host is not None:
-                    handle.drop()
+                    handle.witness = None
             for entry in list(self.entries.values()):
                 if entry.host is not None:
                     entry.storage = None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...profile import CostProfile
-from ..device import threads
+from ..device import in_thread, threads
 from ..execute.launch import Ranks
 from ..execute.unpipelined import plain_step
 from ..measure.profiler import measure
@@ -80,7 +80,8 @@ def train(
         if ranks is None:
             ranks = stack.enter_context(Ranks(task.schedule.shape.devices))
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="optpipe-train-")))
-        running = _begin(ranks, RankTraining(replace(task, folder=str(folder))))
+        # a second Ctrl-C ends all of it
+        running = in_thread(partial(ranks.run, RankTraining(replace(task, folder=str(folder)))))
         told = 0
         while True:
             try:
@@ -96,20 +97,6 @@ def train(
                 if (folder / STOP).exists():
                     raise
                 (folder / STOP).touch()
-
-
-def _begin(ranks: Ranks, job: RankTraining) -> Future[list[TrainResult]]:
-    """Have ranks do a job in a thread that the end of the process does not wait for: a second Ctrl-C ends all of it."""
-    running: Future[list[TrainResult]] = Future()
-
-    def work() -> None:
-        try:
-            running.set_result(ranks.run(job))
-        except BaseException as error:
-            running.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return running
 
 
 def _whole_lines(path: Path) -> list[str]:

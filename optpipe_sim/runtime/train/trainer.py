@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -27,7 +27,7 @@ from ...profile import CostProfile
 from ...profile_io import load_profile, profile_to_json
 from ...schedule import Schedule
 from ..checkpoint import load_pipeline, save_pipeline
-from ..device import take_device
+from ..device import in_thread, take_device
 from ..execute.clocks import clock_offset_ns
 from ..execute.rank_step import RankStep
 from ..execute.run import run_step
@@ -70,32 +70,6 @@ class Outcome:
     prepare_ns: list[int]
 
 
-@dataclass
-class _Pending:
-    """A proposal that this rank prepares in the background."""
-
-    prepare: Callable[[Schedule, CostProfile], Prepared]
-    text: str
-    ready: Prepared | None = None
-    reason: str = ""
-    took_ns: int = 0
-    thread: threading.Thread = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.thread = threading.Thread(target=self._work, name="prepare", daemon=True)
-        self.thread.start()
-
-    def _work(self) -> None:
-        began = time.monotonic_ns()
-        try:
-            data = json.loads(self.text)
-            schedule = Schedule.from_json(data["schedule"], "proposed schedule")
-            self.ready = self.prepare(schedule, load_profile(data["profile"]))
-        except Exception as error:  # whatever the reason, this rank cannot run it
-            self.reason = f"{type(error).__name__}: {error}"
-        self.took_ns = time.monotonic_ns() - began
-
-
 class Switch:
     """One rank's part in agreeing on a schedule; all ranks call its methods in the same order.
 
@@ -107,7 +81,7 @@ class Switch:
         self, group: PipelineGroup, prepare: Callable[[Schedule, CostProfile], Prepared]
     ) -> None:
         self.group, self.prepare = group, prepare
-        self._pending: _Pending | None = None
+        self._pending: Future[tuple[Prepared, int]] | None = None
 
     @property
     def pending(self) -> bool:
@@ -126,8 +100,15 @@ class Switch:
             text = json.dumps({"schedule": proposal.schedule.to_json(), "profile": profile})
         stop, text, zero_ns = self.group.gather((stop, text, time.monotonic_ns()))[0]
         if text is not None:
-            self._pending = _Pending(self.prepare, text)
+            self._pending = in_thread(partial(self._prepare, text))
         return stop, zero_ns
+
+    def _prepare(self, text: str) -> tuple[Prepared, int]:
+        """Return a proposal that this rank can run, and how long it took to prepare, in ns."""
+        began, data = time.monotonic_ns(), json.loads(text)
+        schedule = Schedule.from_json(data["schedule"], "proposed schedule")
+        prepared = self.prepare(schedule, load_profile(data["profile"]))
+        return prepared, time.monotonic_ns() - began
 
     def exchange(
         self,
@@ -139,8 +120,9 @@ class Switch:
         """Exchange every rank's times, the loss, and the votes on the proposal after an iteration."""
         pending = self._pending
         vote = None
-        if pending is not None and not pending.thread.is_alive():
-            vote = pending.reason, pending.took_ns
+        if pending is not None and pending.done():
+            error = pending.exception()  # whatever it is, this rank cannot run the proposal
+            vote = (f"{type(error).__name__}: {error}", 0) if error else ("", pending.result()[1])
         rows = np.array([schedule.row(op) for op in times_ns])
         own = rows, np.array([*times_ns.values()]), loss, peak, vote
         every_rows, every_times, losses, peaks, votes = zip(*self.group.gather(own), strict=True)
@@ -159,7 +141,7 @@ class Switch:
             return None
         self._pending = None
         took = [0 if vote is None else vote[1] for vote in votes]
-        return Outcome(None if refused else pending.ready, refused, took)
+        return Outcome(None if refused else pending.result()[0], refused, took)
 
 
 class Trainer:

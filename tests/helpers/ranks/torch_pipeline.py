@@ -58,7 +58,7 @@ class TorchJob:
         shape, limit = self.schedule.shape, self.lowered.memory_limit
         inputs, targets = self.plan.step_batch(shape.microbatches, 0)
         modules = self.plan.rank_worker(shape, rank).modules
-        zero_gradients(nn.ModuleList(modules.values()))  # as an optimizer leaves them
+        zero_gradients(nn.ModuleList(modules.values()).parameters())  # as an optimizer leaves them
         x = (inputs.flatten(0, 1),) if 0 in modules else ()
         y = targets.flatten(0, 1) if shape.stages - 1 in modules else None
         losses: list[Tensor] = []

@@ -246,11 +246,17 @@ def test_a_leak_that_no_slot_knows_of_is_noticed(case, mode, monkeypatch) -> Non
     all_but_tied(found.gradients)
 
 
-def test_modes_that_need_a_gpu_are_refused_without_one(case) -> None:
+def test_what_no_mode_can_run_is_refused(case) -> None:
     with pytest.raises(OptPipeError, match="gradient: its ranks are processes on the CPU"):
         confirm(replace(case, device="cuda"), "gradient")
     with pytest.raises(OptPipeError, match="expected synthetic, gradient, replay, loop"):
         confirm(case, "all")
+    with pytest.raises(OptPipeError, match="mode loop: needs a model; only synthetic goes without"):
+        confirm(replace(case, plan=None), "loop")
+    with pytest.raises(OptPipeError, match="device: expected cpu or cuda, got 'tpu'"):
+        replace(case, device="tpu")
+    with pytest.raises(OptPipeError, match="iterations, sweeps: must be at least 1, got 0"):
+        replace(case, iterations=0)
     with pytest.raises(OptPipeError, match="needs a --memory-limit"):
         free_bytes(replace(case, memory_limit=None), 0)
     act = case.profile.stages[1].act_bytes

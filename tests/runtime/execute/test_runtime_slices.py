@@ -70,7 +70,7 @@ def losses_bytes(lowered: Lowered) -> int:
 def in_order(plan: Plan, m: int) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients slice by slice in one process: each microbatch forward, then back."""
     worker = Plan(plan.model, 1, 1, plan.seq, plan.microbatch, slices=plan.slices).worker(0, "cpu")
-    zero_gradients(worker)
+    zero_gradients(worker.parameters())
     worker.start_step(*plan.step_batch(m, 0))
     for mb in range(m):
         units = range(mb * len(plan.slices), (mb + 1) * len(plan.slices))

@@ -62,7 +62,7 @@ def lowered_of(name: str, shared: bool = False, apart: bool | None = None) -> Lo
 def started(lowered: Lowered, rank: int, gpu: VirtualGpu) -> StageWorker:
     """The stages of a rank on the virtual GPU, at the start of a step."""
     worker = PLAN.rank_worker(lowered.schedule.shape, rank)
-    zero_gradients(worker)
+    zero_gradients(worker.parameters())
     worker.start_step(*PLAN.step_batch(M, 0))
     worker._compute = gpu.compute  # as on a CUDA device
     return worker
@@ -204,7 +204,7 @@ def test_host_memory_is_pinned_before_the_step(gpu: VirtualGpu) -> None:
         with gpu:
             if warm:
                 RankStep(worker, 0, Prepared(lowered), GatedLoopback({})).warm_up()
-                zero_gradients(worker)
+                zero_gradients(worker.parameters())
                 worker.start_step(*PLAN.step_batch(M, 0))
                 worker._compute = gpu.compute
             before = worker.slab.reserved
