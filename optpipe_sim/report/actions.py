@@ -1,6 +1,6 @@
-"""What clicks, keys and buttons do to a figure of lanes: callbacks and tools of Bokeh's.
+"""Callbacks and tools of Bokeh: what clicks, keys and buttons do to a figure of lanes.
 
-Those that buttons and keys run have the figure's name before their own. What Bokeh has no models for (heights that
+The name of a callback that buttons and keys run begins with its figure's. What Bokeh has no models for (heights that
 add up, a chain of causes, names that fit) is in functions of assets/page.js.
 """
 
@@ -65,8 +65,7 @@ def _call(function: str, *values: str, **models: Any) -> str:
 
 
 def named_view(plot: Any, shift: Dodge) -> CDSView:
-    """Return the rows of a source that are in sight and have room for their names (``room``: ns per
-    pixel)."""
+    """Return the rows of a source that are in sight and large enough for their names (``room``: ns per pixel)."""
     models = {"plot": plot, "shift": shift}
     return CDSView(
         filter=CustomJSFilter(
@@ -109,7 +108,7 @@ def add_actions(parts: Parts) -> None:
 
 
 def _tools(plot: Any, tap: TapTool, clear: CustomJS) -> None:
-    """The tools of a figure; a key presses that whose name ends in it."""
+    """Add the tools of a figure; a key activates the tool whose name ends in it."""
     wheel = WheelZoomTool(dimensions="width", modifiers={"ctrl": True})
     pan = PanTool(dimensions="width")
     whole = CustomJS(code="times.reset()", args={"times": plot.x_range})  # marks stay

@@ -39,7 +39,7 @@ LARGEST = 1.5  # times the limit, or the largest that fits: points with more are
 
 
 class Mark(NamedTuple):
-    """A point: what it is called, where it stands, one of `KINDS`, and the view that it opens."""
+    """A point of the chart: its name, its place, one of `KINDS`, and the view that a click on it opens."""
 
     name: str
     memory_bytes: float
@@ -49,7 +49,7 @@ class Mark(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Steps from left to right, each value up to the next place."""
+    """A step function: each value holds up to the next place."""
 
     name: str
     places: Sequence[tuple[float, float]]
@@ -59,7 +59,7 @@ class Curve(NamedTuple):
 def chart(
     marks: Sequence[Mark], curves: Sequence[Curve], limit_bytes: int | None, axis: str
 ) -> Any:
-    """Return the figure; its points know the view that a click opens."""
+    """Return the figure; a click on a point opens its view."""
     lines = [place for curve in curves for place in curve.places]
     memory = [*(mark.memory_bytes for mark in marks), *(x for x, _ in lines), limit_bytes or 1]
     times = [*(mark.time_ns for mark in marks), *(y for _, y in lines)] or [1]
@@ -143,8 +143,8 @@ def _range(values: Sequence[float], most: float) -> tuple[float, float]:
 
 
 def _most_bytes(marks: Sequence[Mark], limit_bytes: int | None) -> float:
-    """Return the memory beyond which points are outside the picture at first: of what does not fit, what
-    is far from all that does, which would be drawn on one line."""
+    """Return the memory up to which points are in the picture at first: points that do not fit and are far from all
+    that do are left out, as they would squeeze the others into one line."""
     fitting = [mark.memory_bytes for mark in marks if mark.kind != "over"]
     largest = max([*fitting, limit_bytes or 0]) or max(mark.memory_bytes for mark in marks)
     return LARGEST * largest
@@ -162,7 +162,7 @@ def _away(marks: Sequence[Mark]) -> str:
 
 
 def _names(plot: Any, marks: Sequence[Mark], size: int, unit: int) -> None:
-    """The names of the points that open a schedule, above them, where no curve strikes them through."""
+    """Draw labels above the points that open a schedule, where no curve crosses them."""
     if not 0 < len(marks) <= MOST_NAMES:
         return
     together = _together(marks)
@@ -185,7 +185,7 @@ def _names(plot: Any, marks: Sequence[Mark], size: int, unit: int) -> None:
 
 
 def _together(marks: Sequence[Mark]) -> list[list[Mark]]:
-    """Points whose names would cover one another, the first of each to stand for the others."""
+    """Return groups of points whose labels would overlap; the first of each stands for the group."""
     wide, high = (max(values) - min(values) for values in zip(*map(_place, marks), strict=True))
     found: list[list[Mark]] = []
     for mark in marks:

@@ -30,13 +30,13 @@ _WHOLE = (
 
 
 def _whole(profile: CostProfile) -> str:
-    """Return what the times of the page are of, where the profile knows of more than the pipeline."""
+    """Return what the times of the page include, where the profile has costs outside the pipeline."""
     return f"<p class='what'>{_WHOLE}</p>" if "iteration" in profile.meta else ""
 
 
 class Choice(NamedTuple):
-    """A schedule of the page: what it is called in the table and above its lanes, its place on the chart, its
-    row of the table."""
+    """A schedule of the page: its name in the table and above its lanes, its point on the chart, its row of the
+    table."""
 
     name: str
     heading: str

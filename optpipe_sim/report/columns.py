@@ -1,4 +1,4 @@
-"""A trace as columns of small integers and of texts: what the page's figures draw and say."""
+"""A trace as columns of small integers and of texts, which the page's figures draw and show."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TraceColumns:
 
     @cached_property
     def lives(self) -> dict[str, list[str]]:
-        """Of each activation, stage after stage, what becomes of it."""
+        """What becomes of each activation, by stage, in texts."""
         return life_texts(self.trace)
 
     @cached_property
@@ -91,8 +91,8 @@ class TraceColumns:
 
     @cached_property
     def gaps(self) -> Columns:
-        """One row per idle interval: its box, its device, its cause (a place in `trace.CAUSES`), the op that
-        it waits for (-1: none), from when to when both are in sight, with room around them, and texts."""
+        """One row per idle interval: its box, its device, its cause (an index of `trace.CAUSES`), the op that the
+        device waits for (-1: none), the part of the time axis that shows both, and texts."""
         found = self.idle
         devices = np.array([gap.device for gap in found], np.int64)
         top, bottom = self.layout.within(COMPUTE, devices)
@@ -120,7 +120,7 @@ class TraceColumns:
 
     @cached_property
     def inside(self) -> Columns:
-        """The part of each backward that is a recomputation inside it."""
+        """The part of each backward in which it recomputes."""
         trace = self.trace
         kinds = trace.schedule.table[:, 0]
         planned = op_costs(trace.schedule, trace.profile).duration_ns
@@ -159,7 +159,7 @@ class TraceColumns:
 
     @cached_property
     def critical(self) -> list[int]:
-        """The rows of the critical path, the last op first."""
+        """The rows of the critical path, from the last op to the first."""
         return list(dict.fromkeys(self._row(step.op) for step in critical_path(self.trace)))
 
     def _row(self, op: Op | None) -> int:
@@ -167,14 +167,15 @@ class TraceColumns:
 
 
 def _around(first: np.ndarray, last: np.ndarray, end_ns: int) -> tuple[np.ndarray, np.ndarray]:
-    """Parts of the time axis with as much again on both sides, not much beyond its ends."""
+    """Return intervals of the time axis, each widened by its own length on both sides, within the axis and a little
+    more."""
     room = np.maximum(SHOWN * (last - first), end_ns // 200)
     start = np.maximum(-end_ns // 50, (first + last - room) // 2)
     return start, np.minimum(end_ns + end_ns // 50, start + room)
 
 
 def _room(names: list[str], took_ns: np.ndarray) -> np.ndarray:
-    """By box, how many ns a pixel may stand for where its name has room in it."""
+    """Return, by box, the largest number of ns per pixel at which its name fits into it."""
     needed = LETTER * np.array([len(name) for name in names], np.float64) + BESIDE
     return (took_ns / needed).astype(np.float32)
 

@@ -70,7 +70,7 @@ def changes(one: Trace, two: Trace) -> Changes:
 
 
 def _other_durations(one: Trace, two: Trace) -> np.ndarray:
-    """By op code, whether both take noticeably different times for it."""
+    """Return, by op code, whether its durations in the two traces differ noticeably."""
     took = []
     for trace in (one, two):
         duration_ns = np.zeros(len(trace.schedule.rows), np.int64)
@@ -81,8 +81,8 @@ def _other_durations(one: Trace, two: Trace) -> np.ndarray:
 
 
 def _before(schedule: Schedule) -> np.ndarray:
-    """By op code, the code of the op before it on its compute stream; -1: it is the first, -2: the
-    schedule does not have it. B and BW stand for one another."""
+    """Return, by op code, the code of the op before it on its compute stream; -1: it is the first, -2: the schedule
+    does not have it. B and BW count as one kind."""
     shape = schedule.shape
     size = len(schedule.rows)
     found = np.full(size, -2, np.int64)
@@ -95,7 +95,7 @@ def _before(schedule: Schedule) -> np.ndarray:
 
 
 def _treated(trace: Trace) -> np.ndarray:
-    """(stages, microbatches): what becomes of each activation; twice its treatment, and one more
+    """Return (stages, units), a code of what becomes of each activation: twice its treatment (see `op_table`), plus one
     where it is offloaded."""
     found = 2 * treatments(trace.schedule, trace.profile)
     _, stages, microbatches = trace.schedule.table[trace.schedule.table[:, 0] == O].T
@@ -118,8 +118,7 @@ def difference_table(one: Trace, two: Trace, names: tuple[str, str]) -> str:
 
 
 def time_rows(one: Trace, two: Trace) -> list[tuple[str, float, float]]:
-    """Return the parts of the iteration in the mean over the devices, in ns; those but the last two add up
-    to the last, the time of the iteration."""
+    """Return the parts of the pipeline's time in ns, as means over the devices; the last row is their sum."""
 
     def parts(trace: Trace) -> dict[str, float]:
         devices = trace.schedule.shape.devices

@@ -134,7 +134,8 @@ def lanes(
 
 
 def opens(trace: Trace, lane: int) -> bool:
-    """Whether a lane is unfolded from the start: few devices are, or else the fullest and the hosts."""
+    """Whether a lane is unfolded at first: all are where there are few devices, else those of the fullest device and of
+    the hosts."""
     devices = trace.schedule.shape.devices
     fullest = int(np.argmax(trace.peak_bytes))
     return devices < FOLDED_FROM or lane == fullest or lane >= devices
@@ -337,7 +338,8 @@ def _names(
 
 
 def _op_hover(columns: TraceColumns, ops: GlyphRenderer) -> HoverTool:
-    """Times in the axis' unit; what is the same for all ops of an activation is there once."""
+    """Return the hover of ops, in the unit of the time axis; texts that all ops of an activation share are stored
+    once."""
     unit, size = time_unit(columns.trace.makespan_ns)
     time = CustomJSHover(code=f"return `${{Number((value / {size}).toPrecision(6))}} {unit}`")
     life = CustomJSHover(

@@ -41,7 +41,8 @@ AROUND = 85  # pixels of a figure that are axis and toolbar
 
 
 class Steps(NamedTuple):
-    """How far each knot is below the one before it, while its `lane` is unfolded (`full`) or folded (`small`)."""
+    """The distance of each knot from the one above it, while its `lane` is unfolded (`full`) and while it is folded
+    (`small`)."""
 
     lane: np.ndarray
     full: list[int]
@@ -66,12 +67,12 @@ class Layout:
 
     @cached_property
     def memory_top(self) -> int:
-        """Of a device's memory lane, counted from the top of the device."""
+        """Where a device's memory lane begins, counted from the top of the device."""
         return 172 if self.nodes else 112
 
     @cached_property
     def height(self) -> int:
-        """From one device to the next."""
+        """The distance from one device to the next."""
         return self.memory_top + MEMORY + ROOM
 
     def memory(self, device: int) -> Place:
@@ -96,17 +97,17 @@ class Layout:
 
     @property
     def lanes(self) -> int:
-        """How many there are: of devices, then of hosts."""
+        """The number of lanes: of devices, then of hosts."""
         return self.devices + self.nodes
 
     @cached_property
     def levels(self) -> list[float]:
-        """The middle of each lane: of a device's compute lane, of a host."""
+        """The middle height of each lane: of a device's compute lane, or of a host."""
         devices = [device * self.height + COMPUTE[1] / 2 for device in range(self.devices)]
         return devices + [self.host(node)[0] + MEMORY / 2 for node in range(self.nodes)]
 
     def labels(self) -> tuple[list[str], list[str]]:
-        """Of each lane, unfolded and folded; a host does not fold."""
+        """Return the labels of each lane, unfolded and folded; a host does not fold."""
         hosts = ["host"] if self.nodes == 1 else [f"host {node}" for node in range(self.nodes)]
         both = [[f"{sign} {at}" for at in range(self.devices)] + hosts for sign in "▾▸"]
         return both[0], both[1]

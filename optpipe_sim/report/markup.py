@@ -71,7 +71,7 @@ def switch(
 
 
 def folded(title: str, content: str) -> str:
-    """Return what is there for those who open it."""
+    """Return HTML that a click unfolds."""
     return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 

@@ -97,7 +97,7 @@ def _with_figures(view: View) -> str:
 
 
 def slot(place: int) -> str:
-    """Return where a figure goes in a view's HTML: no text of a user looks like that once it is escaped."""
+    """Return the placeholder of a figure in a view's HTML; no escaped text of a user can look like it."""
     return f"<figure-{place}>"
 
 
@@ -117,8 +117,7 @@ def _provenance(provenance: Provenance) -> str:
 
 
 def _packed(view: View) -> str:
-    """Return the figures of a view, which are one document of Bokeh's, as JSON, compressed: most of it
-    is texts that are much alike."""
+    """Return the figures of a view, one document of Bokeh's, as compressed JSON: most of it is texts that repeat."""
     document = Document()
     for figure in view.figures:
         document.add_root(figure)
@@ -139,7 +138,7 @@ def _asset(name: str) -> str:
 
 @cache
 def _bokeh() -> str:
-    """Bokeh's own code, compressed; its level of logging is set by a line that does not announce it."""
+    """Return Bokeh's own code, compressed, with its log level set without an announcement."""
     found: list[str] = Resources(mode="inline", components=["bokeh"], minified=True).js_raw
     code = [part for part in found if not part.startswith("Bokeh.set_log_level")]
     return _zipped("\n".join([*code, "Bokeh.logger.set_level('warn')"]))

@@ -157,7 +157,7 @@ def longest_gaps(columns: TraceColumns, name: str) -> str:
 
 
 def path(trace: Trace, name: str) -> str:
-    """Return what the critical path is made of."""
+    """Return the table of what the critical path consists of."""
     total = trace.makespan_ns
     rows = [
         [Cell(part), _time(time), Cell(f"{time / total:.1%}", time / total)]
@@ -167,7 +167,7 @@ def path(trace: Trace, name: str) -> str:
 
 
 def advice(trace: Trace, level: int) -> str:
-    """Return what would shorten it, the largest gain first, below a heading of a level of HTML."""
+    """Return what would shorten the iteration, the largest gain first, below a heading of a given level."""
     found = [str(hint) for hint in hints(trace)]
     text = f"<h{level}>What would gain, each replayed</h{level}>{items(found or [NONE])}"
     free = [str(hint) for hint in diagnoses(trace)]
@@ -219,7 +219,7 @@ def _plain(colour: str) -> str:
 
 
 def _beside(colours: Sequence[str]) -> str:
-    """Return bands of colours, beside one another."""
+    """Return bands of colours side by side."""
     width = 100 / len(colours)
     bands = (f"{one} {at * width:.1f}% {(at + 1) * width:.1f}%" for at, one in enumerate(colours))
     return f"linear-gradient(90deg,{','.join(bands)})"

@@ -33,8 +33,7 @@ BECAUSE = {
 
 
 def op_texts(trace: Trace, reasons: Sequence[Reason]) -> Texts:
-    """Of each op its name, place and length, what it waited for (`reasons`, the last of each), and
-    its bytes."""
+    """Return, for each op, its name, place and duration, what it waited for last (`reasons`), and its bytes."""
     schedule, placement = trace.schedule, trace.profile.placement
     ops = [op for program in schedule.flat_programs for op in program]
     waited = np.sum(list(trace.waits_ns.values()), axis=0).tolist()
@@ -58,7 +57,7 @@ def op_texts(trace: Trace, reasons: Sequence[Reason]) -> Texts:
 
 
 def gap_texts(trace: Trace, gaps: Sequence[Gap]) -> Texts:
-    """Of each idle interval its place and length, and its cause."""
+    """Return, for each idle interval, its place, length and cause."""
     idle = [
         f"device {gap.device}, {span(gap.start_ns, gap.end_ns)}, {format_time(gap.length_ns)}"
         for gap in gaps
@@ -72,7 +71,7 @@ def gap_texts(trace: Trace, gaps: Sequence[Gap]) -> Texts:
 
 
 def memory_texts(steps: Steps, end_ns: int) -> Texts:
-    """Of each step what is held, and from when to when."""
+    """Return, for each step of a memory curve, the bytes held and the interval."""
     times = [*steps.times_ns.tolist(), end_ns]
     return {
         "held": [format_size(size) for size in steps.bytes.tolist()],
@@ -82,12 +81,12 @@ def memory_texts(steps: Steps, end_ns: int) -> Texts:
 
 @cache
 def instant(time_ns: int) -> str:
-    """Return a time of the axis, more exactly than lengths."""
+    """Return the text of a time on the axis, with more digits than durations have."""
     return format_time(time_ns, 6)
 
 
 def span(start_ns: int, end_ns: int) -> str:
-    """From when to when."""
+    """Return the text of an interval, from its start to its end."""
     return f"{instant(start_ns)} to {instant(end_ns)}"
 
 
@@ -116,7 +115,7 @@ def _waited(trace: Trace, reason: Reason, idle_ns: int, slack_ns: int) -> str:
 
 
 def life_texts(trace: Trace) -> Texts:
-    """Of each activation, stage after stage: from when to when it is held, offloaded, and recomputed."""
+    """Return, for each activation by stage, the intervals in which it is held, offloaded and recomputed."""
     schedule, levels = trace.schedule, trace.schedule.levels
     starts, ends = trace.start_ns.tolist(), trace.end_ns.tolist()
     found: Texts = {"activation": [], "offloaded": [], "recomputed": []}

@@ -129,7 +129,8 @@ def _ends_aligned(columns: Sequence[TraceColumns], names: Sequence[str]) -> str:
 
 
 def _figure(name: str, place: int) -> str:
-    """Return a figure below the line that answers clicks on it, which stays in sight as long as the figure is."""
+    """Return a figure below the line that shows the answer to a click on it; that line stays in sight as the figure
+    scrolls."""
     note = f"<p class='note' id='{name}-note' role='status'>{INVITATION}</p>"
     return f"<div>{note}{slot(place)}</div>"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from math import inf
 from typing import TypeVar
 
 from ...errors import OptPipeError
@@ -39,14 +40,22 @@ def by(name: str = "") -> Callable[[Callable[[str], _Value]], Callable[[str], _V
     return decorate
 
 
-def count(text: str) -> int:
+def _number(
+    text: str, read: Callable[[str], _Value], fits: Callable[[_Value], bool], what: str
+) -> _Value:
+    """Return the number in a text; refuse others with `what` it must be."""
     try:
-        value = int(text)
+        value = read(text)
     except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return value
+        pass
+    else:
+        if fits(value):
+            return value
+    raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}")
+
+
+def count(text: str) -> int:
+    return _number(text, int, lambda value: value >= 1, "a whole number of at least 1")
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -78,42 +87,31 @@ def yes_or_no(text: str) -> bool:
 
 def whole(text: str) -> int:
     """Parse a whole number of at least 0, usable as a seed."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < 2**63:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2^63, got {text!r}")
-    return value
+    return _number(text, int, lambda value: 0 <= value < 2**63, "a whole number from 0 to 2^63")
 
 
 def seconds(text: str) -> float:
-    return _positive(text, "a number of seconds above 0")
+    return _number(text, float, lambda value: 0 < value < inf, "a number of seconds above 0")
 
 
 def positive(text: str) -> float:
-    return _positive(text, "a number above 0")
-
-
-def _positive(text: str, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}")
-    return value
+    return _number(text, float, lambda value: 0 < value < inf, "a number above 0")
 
 
 def share(text: str) -> float:
     """``5%`` or ``0.05``."""
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a share, as in 5% or 0.05, got {text!r}")
-    return value
+    each = 100 if text.endswith("%") else 1
+    return _share_of(text, each, "a share, as in 5% or 0.05")
+
+
+def percent(text: str) -> float:
+    """``5%`` or ``5``."""
+    return _share_of(text, 100, "per cent, as 5%")
+
+
+def _share_of(text: str, each: int, what: str) -> float:
+    number = text.removesuffix("%")
+    return _number(text, lambda _: float(number) / each, lambda value: 0 <= value < inf, what)
 
 
 def noise(text: str) -> dict[str, float]:

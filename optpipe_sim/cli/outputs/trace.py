@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ...profile import CostProfile
     from ...report.report import Report
     from ...trace import Trace
     from .show import Progress
@@ -40,25 +41,34 @@ def write_trace(
 
 
 def write_page(
-    arguments: argparse.Namespace, make: Callable[[tuple[str, ...]], Report]
+    arguments: argparse.Namespace, make: Callable[[type[Report], tuple[str, ...]], Report]
 ) -> dict[str, str]:
     """Write the page if it is requested.
 
     Args:
-        make: makes the page, given the command line, which the page shows.
+        make: makes the page, given `Report` and the command line, which the page shows.
     """
     if not arguments.report:
         return {}
-    make(("optpipe-sim", *arguments.words)).save(arguments.report)
+    from ...report.report import Report
+
+    make(Report, ("optpipe-sim", *arguments.words)).save(arguments.report)
     return {arguments.report: "the page; open it in a browser"}
 
 
 def write_trace_page(arguments: argparse.Namespace, trace: Trace) -> dict[str, str]:
     """Write the page of a trace if it is requested."""
+    return write_page(arguments, lambda page, command: page.of(trace, command=command))
 
-    def make(command: tuple[str, ...]) -> Report:
-        from ...report.report import Report
 
-        return Report.of(trace, command=command)
+def write_profile(
+    arguments: argparse.Namespace, profile: CostProfile, what: str, option: str = "save_profile"
+) -> dict[str, str]:
+    """Write a profile if it is requested; `what` it is, in words."""
+    path = getattr(arguments, option)
+    if not path:
+        return {}
+    from ...profile_io import save_profile
 
-    return write_page(arguments, make)
+    save_profile(profile, path)
+    return {path: what}

@@ -26,7 +26,7 @@ from ...options.models import (
 )
 from ...options.shared import add_family, add_report
 from ...options.solving import add_of_solve
-from ...outputs.trace import write_page
+from ...outputs.trace import write_page, write_profile
 from ..search.common import COMPILING
 from . import family
 from .closer_look import AS_RUN, next_commands
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ....costs.advise.rows import Advice, Row
-    from ....report.report import Report
     from ...outputs.show import Out
 
 EXAMPLE = (
@@ -195,23 +194,13 @@ def _write(arguments: argparse.Namespace, found: Advice, best: Row, files: dict[
 
         save_advice(found, arguments.chart)
         files[arguments.chart] = "time over memory"
-    files |= write_page(arguments, lambda command: _page(found, command))
-    if arguments.save_profile:
-        from ....profile_io import save_profile
-
-        save_profile(best.profile, arguments.save_profile)
-        files[arguments.save_profile] = "the profile of the plan"
+    files |= write_page(arguments, lambda page, command: page.of_advice(found, command))
+    files |= write_profile(arguments, best.profile, "the profile of the plan")
     if arguments.save:
         if arguments.family:
             best.trace.schedule.meta["family"] = arguments.family
         best.trace.schedule.save(arguments.save)
         files[arguments.save] = "the schedule of the plan"
-
-
-def _page(found: Advice, command: tuple[str, ...]) -> Report:
-    from ....report.report import Report
-
-    return Report.of_advice(found, command)
 
 
 def _table_of_points(found: Advice) -> str:

@@ -14,6 +14,7 @@ from ....errors import OptPipeError
 from ....option_fields import made_of
 from ...options.fields import add_fields
 from ...options.models import add_machine, add_model, add_work, model_and_machine, run_options
+from ...outputs.trace import write_profile
 from ...status import DONE, NO
 
 if TYPE_CHECKING:
@@ -71,7 +72,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     from ....costs.doubt import kind_of, plausibility
     from ....costs.estimating import estimated
     from ....costs.provenance import mfu_ceiling
-    from ....profile_io import save_profile
 
     model, machine, fitted = model_and_machine(arguments)
     if fitted is not None:
@@ -90,10 +90,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                 "--encoder: of what every microbatch has; leave out --lengths, by which its layers would differ too"
             )
         profile = _behind(profile, arguments.encoder)
-    files = {}
-    if arguments.save:
-        save_profile(profile, arguments.save)
-        files[arguments.save] = "the profile"
+    files = write_profile(arguments, profile, "the profile", "save")
     if arguments.chart:
         files |= _chart(profile, arguments.chart)
     plausible = plausibility(

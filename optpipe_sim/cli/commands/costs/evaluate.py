@@ -24,6 +24,7 @@ from ...options.models import (
     model_and_machine,
     run_options,
 )
+from ...outputs.trace import write_profile
 from ...status import DONE, NO
 from .closer_look import AS_RUN
 from .family import told_to
@@ -264,12 +265,7 @@ def _measured_ns(arguments: argparse.Namespace) -> float | None:
 
 
 def _write(arguments: argparse.Namespace, found: Evaluation) -> dict[str, str]:
-    files = {}
-    if arguments.save_profile:
-        from ....profile_io import save_profile
-
-        save_profile(found.row.profile, arguments.save_profile)
-        files[arguments.save_profile] = "the profile"
+    files = write_profile(arguments, found.row.profile, "the profile")
     if arguments.save:
         found.row.trace.schedule.save(arguments.save)
         files[arguments.save] = "the schedule"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....errors import OptPipeError
+from ...outputs.trace import write_profile
 from ...status import DONE
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _log(arguments: argparse.Namespace, out: Out) -> _Read:
 
     found = read_log(arguments.other_files[0], arguments.name or "megatron-log")
     profile = found.profile
-    files = _save_profile(arguments, profile)
+    files = write_profile(arguments, profile, "the profile", "save")
     answer = found.to_json()
     chunks = f" of {profile.chunks} chunks" if profile.chunks > 1 else ""
     batch = f"{counted(found.microbatches, 'microbatch', 'microbatches')} of a global batch of {found.batch}"
@@ -160,7 +161,7 @@ def _traces(arguments: argparse.Namespace, out: Out) -> _Read:
     found = read_run(
         [read_kineto(path) for path in arguments.other_files], arguments.name or "measured"
     )
-    files = _save_profile(arguments, found.profile)
+    files = write_profile(arguments, found.profile, "the profile", "save")
     if arguments.save_trace:
         found.trace.save(arguments.save_trace)
         files[arguments.save_trace] = "the measured trace; explain and report take it"
@@ -217,7 +218,7 @@ def _vpp(arguments: argparse.Namespace, out: Out) -> _Read:
 
     found = read_folder(arguments.other_files[0], arguments.name or "megatron-vpp")
     answer, profile = found.to_json(), found.trace.profile
-    files = _save_profile(arguments, profile)
+    files = write_profile(arguments, profile, "the profile", "save")
     chunks = f" of {profile.chunks} chunks" if profile.chunks > 1 else ""
     ranks = counted(profile.devices, "rank")
     time = f"{format_time(found.trace.makespan_ns)}, replayed in the folder's order"
@@ -249,16 +250,6 @@ def _activations(arguments: argparse.Namespace, out: Out) -> _Read:
     out.print(plain_table(rows, ["listing", "layers", "tensors", *ways], left=("layers",)))
     answer = {"listings": [[one.to_json() for one in groups] for groups in listings]}
     return answer, list(notes(listings)), {}
-
-
-def _save_profile(arguments: argparse.Namespace, profile: Any) -> dict[str, str]:
-    from ....files import write_mapping
-    from ....profile_io import profile_to_json
-
-    if not arguments.save:
-        return {}
-    write_mapping(arguments.save, profile_to_json(profile))
-    return {arguments.save: "the profile"}
 
 
 _READ = {

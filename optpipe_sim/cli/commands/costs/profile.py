@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from ....costs.layout import Layout, layer_list
 from ....errors import OptPipeError
 from ...options.fields import add_fields
-from ...options.kinds import MOST_REPEATS, count, count_to, whole
+from ...options.kinds import MOST_REPEATS, count, count_to, counts, whole
 from ...options.models import add_levels, add_model, level_list
+from ...outputs.trace import write_profile
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
@@ -71,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_fields(parser, Layout, "layers", layers=layers)
     parser.add_argument(
         "--slices",
-        type=_slices,
+        type=counts,
         default=(),
         metavar="N|A,B,...",
         help="cut each sequence into N equal slices, or into slices of so many tokens; measure each",
@@ -96,7 +97,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     """Measure, show, save."""
     from ....costs import load_model
     from ....costs.slices import slice_lengths
-    from ....profile_io import profile_to_json, save_profile
+    from ....profile_io import profile_to_json
 
     model = load_model(arguments.model)
     need_torch("profile")
@@ -143,10 +144,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             )
             if arguments.machine:
                 profile = with_latency(profile, plan, arguments.machine)
-    files = {}
-    if arguments.save:
-        save_profile(profile, arguments.save)
-        files[arguments.save] = "the profile"
+    files = write_profile(arguments, profile, "the profile", "save")
     out.result(
         {
             "measured": not fake,
@@ -157,10 +155,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     )
     _show(out, profile, model.name, fake, files)
     return 0
-
-
-def _slices(text: str) -> tuple[int, ...]:
-    return tuple(map(count, text.split(",")))
 
 
 def need_torch(command: str) -> None:

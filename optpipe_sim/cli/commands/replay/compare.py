@@ -17,7 +17,6 @@ from ..examples import PROFILE
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
-    from ....report.report import Report
     from ....schedule import Schedule
     from ....study.compare import Comparison
     from ...outputs.show import Out, Progress
@@ -135,13 +134,7 @@ def _write(
         rows = [row.to_json() for row in result.shown]
         save_compare_chart(rows, arguments.chart, profile.memory_limit)
         files[arguments.chart] = "time and peak memory of every schedule"
-    files |= write_page(arguments, lambda command: _page(result, command))
-
-
-def _page(result: Comparison, command: tuple[str, ...]) -> Report:
-    from ....report.report import Report
-
-    return Report.of_comparison(result, command)
+    files |= write_page(arguments, lambda page, command: page.of_comparison(result, command))
 
 
 def _named(schedule: Schedule, path: str) -> Schedule:

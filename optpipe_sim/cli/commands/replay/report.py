@@ -44,7 +44,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Replay one schedule, or two, and write the page."""
-    from ....report.report import Report
     from ...inputs import is_file
     from ...outputs.show import line, written
     from ...outputs.trace import write_page
@@ -60,7 +59,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             arguments.microbatches = trace.schedule.shape.microbatches
         against, other = _replay(arguments, name, profile[0] if profile else arguments.profile)
         reason = reason or other
-    files = write_page(arguments, lambda command: Report.of(trace, against, command))
+    files = write_page(arguments, lambda page, command: page.of(trace, against, command))
     replayed = {arguments.schedule: trace}
     if against is not None:
         replayed.setdefault(arguments.other_files[0], against)

@@ -11,7 +11,7 @@ from ....costs.layout import Layout, layer_list
 from ....errors import OptPipeError
 from ....processes.signals import sigterm_as_ctrl_c
 from ...options.fields import add_fields
-from ...options.kinds import count, positive, seconds, size, whole
+from ...options.kinds import count, percent, positive, seconds, size, whole
 from ...options.models import add_levels, add_model, level_list
 from ..costs.profile import need_torch
 
@@ -77,14 +77,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--min-gain",
-        type=_percent,
+        type=percent,
         default=0.01,
         metavar="X%",
         help="what a switch has to save by prediction (1%%)",
     )
     parser.add_argument(
         "--drift",
-        type=_percent,
+        type=percent,
         default=0.5,
         metavar="X%",
         help="measure and solve again when an op changes by this share of its stage's compute time (50%%)",
@@ -301,16 +301,6 @@ def _show(out: Out, task: TrainTask, answer: dict[str, Any], files: dict[str, st
     if answer["stopped"]:
         kept = task.checkpoints is not None
         hint(out, "stopped; continue with --resume" if kept else "stopped; nothing was kept")
-
-
-def _percent(text: str) -> float:
-    try:
-        value = float(text.removesuffix("%")) / 100
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be per cent, as 5%, got {text!r}")
-    return value
 
 
 def _slow(text: str) -> tuple[int, int, int]:

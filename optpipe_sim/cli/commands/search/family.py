@@ -35,10 +35,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Find the best of the family in half of the time, solve without it for the rest, and compare both."""
-    from ....profile_io import save_profile
     from ....schedules import names_in
     from ....solvers.treatments import restrict
     from ...inputs import read_profile
+    from ...outputs.trace import write_profile
 
     for name in REFUSED:
         if getattr(arguments, name, None):
@@ -77,10 +77,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     }
     plain = plain_beside(profile, trace, names_in(arguments.family))
     answer |= plain.to_json(trace) if plain is not None else NOTHING_BESIDE
-    files = {}
-    if arguments.save_profile:
-        save_profile(trace.profile, arguments.save_profile)
-        files[arguments.save_profile] = "the profile with this layout"
+    files = write_profile(arguments, trace.profile, "the profile with this layout")
     return finish(
         arguments, out, trace, answer, files, lambda: _show(out, trace, answer, files, plain)
     )

@@ -24,7 +24,6 @@ from .common import COMPILING
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
-    from ....report.report import Report
     from ....schedule import Schedule
     from ....solvers.frontier import Frontier, Point
     from ....solvers.options import SolveOptions
@@ -161,13 +160,7 @@ def _write(arguments: argparse.Namespace, out: Out, curve: Frontier, files: dict
         files[arguments.chart] = "time over memory"
     elif arguments.chart:
         out.wait(f"{arguments.chart}: not drawn, as no limit has a schedule")
-    files |= write_page(arguments, lambda command: _page(curve, command))
-
-
-def _page(curve: Frontier, command: tuple[str, ...]) -> Report:
-    from ....report.report import Report
-
-    return Report.of_frontier(curve, command)
+    files |= write_page(arguments, lambda page, command: page.of_frontier(curve, command))
 
 
 class _Reporter:

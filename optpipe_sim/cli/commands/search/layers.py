@@ -36,11 +36,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Search over layouts; print the best so far on Ctrl-C."""
-    from ....profile_io import save_profile
     from ....solvers.layers.moved import solve_layers
     from ....solvers.treatments import restrict
     from ...inputs import read_profile
     from ...outputs.live import watching
+    from ...outputs.trace import write_profile
 
     for name in REFUSED:
         if getattr(arguments, name, None):
@@ -67,10 +67,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         objective_ns=found.result.objective_ns,
         layers=found.counts,
     )
-    files = {}
-    if arguments.save_profile:
-        save_profile(found.profile, arguments.save_profile)
-        files[arguments.save_profile] = "the profile with this layout"
+    files = write_profile(arguments, found.profile, "the profile with this layout")
     more = {"found_by": found.result.info["found_by"]}
     more["interrupted"] = found.result.info["interrupted"]
     answer: dict[str, Any] = {**found.measures(), **more}

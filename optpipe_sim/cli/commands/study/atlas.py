@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ....units import parse_time
-from ...options.kinds import count, share, size
+from ...options.kinds import by, count, share, size
 from ...status import DONE, NO
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bound",
         metavar="TIME",
-        type=_time,
+        type=by()(parse_time),
         help="submit: a lower bound (1.5s, 20ms or plain ns) instead of a schedule",
     )
     parser.add_argument(
@@ -74,15 +74,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--library", metavar="DIR", help="another library than the one that ships")
     parser.add_argument("--save", metavar="S.json", help="get: write the schedule")
     parser.add_argument("--save-profile", metavar="P.yaml", help="get: write the profile")
-
-
-def _time(text: str) -> int:
-    from ....errors import OptPipeError
-
-    try:
-        return parse_time(text)
-    except OptPipeError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 _ONLY = {  # options of one action
