@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections.abc import Callable
 
 from .kinds import count, framework, instant, size
 
 FAMILIES = ("megatron", "torchtitan")  # of ``--family``
+
+
+def add_numbers(
+    parser: ArgumentParser,
+    *rows: tuple[str, int, str],
+    kind: Callable[[str], int] = count,
+) -> None:
+    """Add options of whole numbers: the name, the default and the help of each, which ends in the default."""
+    for name, usual, text in rows:
+        parser.add_argument(
+            f"--{name}", type=kind, default=usual, metavar="N", help=f"{text} ({usual})"
+        )
 
 
 def add_schedule(parser: ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from ....errors import OptPipeError
 from ...options.fields import add_fields
 from ...options.kinds import MOST_REPEATS, count, count_to, counts, whole
 from ...options.models import add_levels, add_model, level_list
+from ...options.shared import add_numbers
 from ...outputs.trace import write_profile
 
 if TYPE_CHECKING:
@@ -41,18 +42,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="devices along the pipeline; each gets --chunks stages",
     )
-    for name, usual, text in (
-        ("chunks", 1, "stages per device"),
-        ("seq", 2048, "tokens per sequence"),
-        ("samples", 30, "how often each op is measured"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            type=count_to(MOST_REPEATS) if name == "samples" else count,
-            default=usual,
-            metavar="N",
-            help=f"{text} ({usual})",
-        )
+    add_numbers(parser, ("chunks", 1, "stages per device"), ("seq", 2048, "tokens per sequence"))
+    samples = "samples", 30, "how often each op is measured"
+    add_numbers(parser, samples, kind=count_to(MOST_REPEATS))
     parser.add_argument(
         "--microbatch",
         "--micro-batch",
@@ -61,10 +53,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="sequences per microbatch (1)",
     )
-    parser.add_argument(
-        "--warmup", type=whole, default=5, metavar="N", help="rounds before the samples (5)"
-    )
-    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the weights (0)")
+    warmup = "warmup", 5, "rounds before the samples"
+    add_numbers(parser, warmup, ("seed", 0, "of the weights"), kind=whole)
     parser.add_argument(
         "--dtype", metavar="TYPE", help="fp32, bf16 or fp16; default: fp32 on cpu, else bf16"
     )

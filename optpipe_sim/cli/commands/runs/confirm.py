@@ -15,7 +15,7 @@ from ....processes.signals import sigterm_as_ctrl_c
 from ....processes.torchrun import torchrun_rank
 from ...options.fields import add_fields
 from ...options.kinds import MOST_REPEATS, count, count_to, share, whole
-from ...options.shared import add_profile, add_schedule, add_schedule_problem
+from ...options.shared import add_numbers, add_profile, add_schedule, add_schedule_problem
 from ...status import DONE, NO
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " confirmed on one)",
     )
     add_schedule_problem(parser)
-    for name, times, text in (
+    add_numbers(
+        parser,
         (
             "iterations",
             5,
@@ -59,14 +60,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ),
         ("sweeps", 6, "maximum number of sweeps over the ranks in loop mode"),
         ("stretch", 1, "synthetic: multiply all times by N, for ops too short to sleep exactly"),
-    ):
-        parser.add_argument(
-            f"--{name}",
-            type=count_to(MOST_REPEATS),
-            default=times,
-            metavar="N",
-            help=f"{text} ({times})",
-        )
+        kind=count_to(MOST_REPEATS),
+    )
     parser.add_argument(
         "--model",
         help="a name or a config, as for `profile`; default: the one that the profile was measured on",
@@ -80,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     layers = {"read": layer_list, "help": "layers per stage; default: the profile's"}
     add_fields(parser, Layout, "layers", layers=layers)
-    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the batch (0)")
+    add_numbers(parser, ("seed", 0, "of the batch"), kind=whole)
     for name, usual, text in (
         ("time", "5%", "makespan may be from the predicted one"),
         ("memory", "5%", "peak of a rank may be above the predicted one, 0.5 MiB aside"),

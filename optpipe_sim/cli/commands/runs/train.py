@@ -13,6 +13,7 @@ from ....processes.signals import sigterm_as_ctrl_c
 from ...options.fields import add_fields
 from ...options.kinds import count, percent, positive, seconds, size, whole
 from ...options.models import add_levels, add_model, level_list
+from ...options.shared import add_numbers
 from ..costs.profile import need_torch
 
 if TYPE_CHECKING:
@@ -50,22 +51,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", metavar="P.yaml", help="costs to start with; default: measured at the start"
     )
-    for name, usual, text in (
+    add_numbers(
+        parser,
         ("steps", 300, "of the optimizer"),
         ("seq", 64, "tokens per sequence"),
         ("microbatch", 4, "sequences per microbatch"),
         ("warmup", 10, "iterations that costs are measured over"),
         ("every", 100, "steps between checkpoints"),
-    ):
-        parser.add_argument(
-            f"--{name}", type=count, default=usual, metavar="N", help=f"{text} ({usual})"
-        )
+    )
     layers = {"read": layer_list, "help": "layers per stage; default: balanced"}
     add_fields(parser, Layout, "layers", layers=layers)
     add_levels(parser)
-    parser.add_argument(
-        "--seed", type=whole, default=0, metavar="N", help="of weights, data and searches (0)"
-    )
+    add_numbers(parser, ("seed", 0, "of weights, data and searches"), kind=whole)
     parser.add_argument("--lr", type=positive, default=3e-3, metavar="X", help="of AdamW (0.003)")
     parser.add_argument(
         "--text",
