@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...compiled import loop, step
+from ...compiled import step
 from .heap import copy, pop, push
 
 # fields of a node; TC, TO, TR: until when the compute stream, the O and the R engine are busy; KC, SO, SR: with
@@ -187,7 +187,7 @@ def no_younger(one, other, stay, ages, keep):
     return True
 
 
-@loop
+@step
 def _dominated(child, hashed, room, case, same_counts, no_worse):
     """Whether an earlier node dominates `child`; mark the earlier nodes that `child` dominates as dead."""
     at, last = room.first[hashed], np.int64(NONE)
@@ -222,7 +222,7 @@ def _begin(room, release):
     room.heap[0] = 0
 
 
-@loop
+@step
 def best_first(
     case,
     room,

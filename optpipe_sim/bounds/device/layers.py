@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...compiled import loop, step
+from ...compiled import step
 from .best_first import COST, GC, GO, KC, LEVEL, NEVER, NONE, SO, SR, TC, TO, TR, T
 from .heap import copy
 
@@ -119,7 +119,7 @@ def _begin(layers, case):
     layers.keys[0], layers.dead[0] = case.releases[0, 0], False
 
 
-@loop
+@step
 def _compare(child, key, hashed, layers, case, same_counts, no_worse, distance):
     """Compare a node with those of the same counts; remove those that it dominates.
 
@@ -148,7 +148,7 @@ def _compare(child, key, hashed, layers, case, same_counts, no_worse, distance):
     return key, count, nearest
 
 
-@loop
+@step
 def layered(
     case,
     layers,
