@@ -9,7 +9,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 from ...bounds.device.device_bound import layered_bound
@@ -166,14 +166,23 @@ def _replay(_: bool, linked: bool, levels: bool, __: bool) -> None:
 
 
 PARTS = (_search, _greedy, _bounds, _replay, _rules)
+KINDS = [
+    *product((False, True), (False, True), (False, True), (False,)),
+    (False, False, False, True),
+]
 
 
 def compile_all() -> None:
-    """Compile everything for every kind of problem, the simplest kind with a process for each part."""
-    run_all(PARTS, False, False, False, False)
-    for chunks, linked, levels in product((False, True), repeat=3):
-        _compile(chunks, linked, levels, False)
-    _compile(False, False, False, True)
+    """Compile everything for every kind of problem, with a process for each part."""
+    # one process for all kinds: what they have in common is not kept on its own (`compiled.part`)
+    run_all([partial(_every_kind, part) for part in PARTS])
+    for kind in KINDS:  # reads it; or fails, as its process did
+        _compile(*kind)
+
+
+def _every_kind(part: Callable[[bool, bool, bool, bool], None]) -> None:
+    for kind in KINDS:
+        part(*kind)
 
 
 if __name__ == "__main__":  # make compile
