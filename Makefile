@@ -24,7 +24,7 @@ help:
 	@echo "make demo            compare every schedule on a real profile; writes out/demo-*"
 	@echo "make test            run the tests"
 	@echo "make test-slow       run the few tests that take minutes"
-	@echo "make compile         compile the loops ahead, as the first search would (40 s on two cores)"
+	@echo "make compile         compile the loops ahead, as the first search would (about a minute)"
 	@echo "make lint            ruff and mypy     (make format: let ruff repair the layout)"
 	@echo "make bench           how fast the simulator is, on this machine"
 	@echo "make referee         whether the search has become any worse: some 70 cells, by evaluations"
