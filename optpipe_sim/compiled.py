@@ -30,8 +30,8 @@ def _sources() -> list[Path]:
         *(
             path
             for path in sorted(PACKAGE.rglob("*.py"))
-            # `codes` has constants that are compiled in
-            if path.name == "codes.py" or b"compiled import" in path.read_bytes()
+            # `codes` has constants that are compiled in, `packed` says how fields are read
+            if path.name in ("codes.py", "packed.py") or b"compiled import" in path.read_bytes()
         ),
     ]
 
@@ -173,6 +173,7 @@ def _for_callers() -> Any:
 
 _PIPELINE = _for_callers()
 _Function = TypeVar("_Function", bound=Callable[..., object])
+_Class = TypeVar("_Class", bound=type)
 
 
 def _compile(function: _Function, **options: Any) -> _Function:
@@ -226,6 +227,15 @@ def part(function: _Function, **options: bool) -> _Function:
     callers, with one copy each, is cached."""
     wrappers = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return _compile(function, pipeline_class=_PIPELINE, _nrt=False, **wrappers, **options)
+
+
+def packed(cls: _Class) -> _Class:
+    """Let compiled code take values of a named tuple as one pointer each; it reads their fields, and makes none itself."""
+    if njit is not None:
+        from .packed import pack
+
+        pack(cls)
+    return cls
 
 
 @step

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -147,3 +149,51 @@ def test_another_cpu_s_code_is_not_kept(tmp_path: Path) -> None:
     make_package(tmp_path)
     assert run_in(tmp_path) == "2 0"
     assert run_in(tmp_path, KEPT, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="") == "False"
+
+
+@compiled.packed
+class Several(NamedTuple):
+    numbers: np.ndarray
+    table: np.ndarray
+    factor: int
+    adds: bool
+    share: float
+    missing: None
+
+
+@compiled.step
+def _weighted(several, at):
+    return several.numbers[at] * several.factor
+
+
+@compiled.entry
+def _total(several):
+    total = several.share
+    for at in range(len(several.numbers)):
+        total += _weighted(several, at)
+    if several.adds and several.missing is None:
+        total += several.table[1, 2]
+    several.numbers[0] += 1
+    return total
+
+
+@compiled.compiled
+def _twice(several):
+    copy = several.numbers.copy()
+    return _total(several) + _total(several) + copy[0]
+
+
+def test_compiled_code_reads_the_fields_of_a_packed_tuple_and_keeps_none_of_them() -> None:
+    numbers, table = np.arange(5), np.arange(12).reshape(3, 4)
+    several = Several(numbers, table, 3, True, 0.5, None)
+    assert _total(several) == 0.5 + 3 * 10 + 6
+    assert _twice(several) == 2 * (0.5 + 3 * 11 + 6) + 3 + 1
+    assert numbers[0] == 3
+    assert _total(several._replace(numbers=numbers[::2])) == 0.5 + 3 * (3 + 2 + 4) + 6
+    before = sys.getrefcount(numbers)
+    for _ in range(9):
+        _twice(several)
+        with pytest.raises(OverflowError):  # found behind the arrays, which are given back
+            _twice(several._replace(factor=2**70))
+    gc.collect()
+    assert sys.getrefcount(numbers) == before

@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LAYERS = (
     {"codes", "errors", "lazy", "ops", "option_fields", "version"},
     {"units", "files", "yaml_text", "spread", "processes"},
-    {"compiled", "execution"},
+    {"compiled", "packed", "execution"},
     {
         "stage_cost",
         "schedule",

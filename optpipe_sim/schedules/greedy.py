@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..codes import B, F, W
-from ..compiled import part, step
+from ..compiled import packed, part, step
 from ..errors import OutOfMemory
 from ..profile import CostProfile
 from ..schedule import Schedule
@@ -37,6 +37,7 @@ HOME, ACT, WEIGHT, LATENCY, STAGE_ROWS = range(5)
 MOST_IDLE, EXPECTED_IDLE, ENTRIES = range(3)
 
 
+@packed
 class Grown(NamedTuple):
     """A schedule under construction; p devices, S stages, m microbatches."""
 

@@ -7,11 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ..codes import O, R
-from ..compiled import compiled, copy
+from ..compiled import compiled, copy, packed
 
 COMPUTE, GRANTS, OUT, BACK = range(4)  # queues of a device: rows in program order
 
 
+@packed
 class Ops(NamedTuple):
     """The ops to be replayed; arrays by row of the schedule's table unless said otherwise."""
 
@@ -29,6 +30,7 @@ class Ops(NamedTuple):
     needs: np.ndarray
 
 
+@packed
 class World(NamedTuple):
     """The devices and links of a replay."""
 
@@ -46,6 +48,7 @@ class World(NamedTuple):
     sending: int  # how long a message keeps the compute stream of its sender busy
 
 
+@packed
 class State(NamedTuple):
     """The state of a replay, and its results."""
 

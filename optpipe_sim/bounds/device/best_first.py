@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...compiled import step
+from ...compiled import packed, step
 from .heap import copy, pop, push
 
 # fields of a node; TC, TO, TR: until when the compute stream, the O and the R engine are busy; KC, SO, SR: with
@@ -29,6 +29,7 @@ FULL, DONE, GOAL_REACHED = range(3)
 NONE = -1
 
 
+@packed
 class Room(NamedTuple):
     """The working arrays of a search, one row per node; the last row is for the node under construction."""
 

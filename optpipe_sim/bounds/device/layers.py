@@ -18,11 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...compiled import step
+from ...compiled import packed, step
 from .best_first import COST, GC, GO, KC, LEVEL, NEVER, NONE, SO, SR, TC, TO, TR, T
 from .heap import copy
 
 
+@packed
 class Layers(NamedTuple):
     """The working arrays; the last row is for the node under construction."""
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...compiled import entry, step
+from ...compiled import entry, packed, step
 from .best_first import (
     COST,
     FIELDS,
@@ -69,6 +69,7 @@ MOVES = 11
 LAYERS = 12  # per stage and microbatch, see `_layer_of`
 
 
+@packed
 class Case(NamedTuple):
     """One device."""
 

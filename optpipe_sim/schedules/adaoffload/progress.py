@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...codes import B, F
-from ...compiled import push, step
+from ...compiled import packed, push, step
 
 FOREVER = 2**62
 
@@ -35,6 +35,7 @@ HEAP, TURN, ALL_LOGGED, AWAKE_NOW = range(4)
 COMPUTE, OUT, IN, ARRIVAL = range(4)
 
 
+@packed
 class Run(NamedTuple):
     """One run: costs, limits, parameters (see `runs.Setting`) and state."""
 

@@ -149,6 +149,7 @@ def search(
     ) -> tuple[int, int]:
         return loop.anneal(  # type: ignore[no-any-return]
             start,
+            Plan(start.prog.copy(), start.length.copy(), start.mode),
             best_plan,
             best,
             work.costs,

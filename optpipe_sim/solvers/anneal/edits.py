@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from ...codes import B, C, O, R, W
-from ...compiled import entry, part, step
+from ...compiled import entry, part
 from .plans import Costs, Plan
 from .times import Times, column
 
 
-@step
+@part
 def put(plan, t, d, at, code):
     plan.prog[d, at] = code
     t.slot[code] = at
@@ -37,7 +37,7 @@ def remove(plan, t, d, code):
     plan.length[d] -= 1
 
 
-@step
+@part
 def slide(plan, t, d, start, stop):
     """Move the op at `start` to `stop`, past whatever lies between."""
     code, step = plan.prog[d, start], 1 if stop > start else -1
@@ -46,13 +46,13 @@ def slide(plan, t, d, start, stop):
     put(plan, t, d, stop, code)
 
 
-@step
+@part
 def is_offloaded(t, unit, high):
     """Whether a unit's activation is offloaded."""
     return t.slot[unit | O << high] >= 0
 
 
-@step
+@part
 def _add_offload(plan, costs, t, unit, ahead):
     """Offload an activation: O after its F, R `ahead` slots before the op that needs it."""
     high, stage = costs.high, unit >> costs.low
@@ -88,7 +88,7 @@ def set_offload(plan: Plan, costs: Costs, t: Times, unit: int, offloads: bool, a
         drop_offload(plan, costs, t, unit)
 
 
-@step
+@part
 def set_mode(plan, t, unit, new):
     """Set the mode of a unit, and note which one it had."""
     t.touched[t.filled[0], 0], t.touched[t.filled[0], 1] = unit, plan.mode[unit]
@@ -96,7 +96,7 @@ def set_mode(plan, t, unit, new):
     plan.mode[unit] = new
 
 
-@step
+@part
 def set_joins(plan, costs, t, unit, joins):
     """Set whether a unit joins, 0 or 1, and note whether it did."""
     at = unit | 1 << costs.high
@@ -170,7 +170,7 @@ def shift(plan: Plan, costs: Costs, t: Times, d: int, start: int, stop: int) -> 
     return here
 
 
-@step
+@part
 def _blocks(one, two, low, high):
     """Whether `one` must stay before `two`, its neighbour in a program."""
     if (one ^ two) & ((1 << high) - 1) == 0:  # ops of one microbatch and stage

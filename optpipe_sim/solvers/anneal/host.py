@@ -12,11 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ...codes import O, R
-from ...compiled import part, step
+from ...compiled import packed, part
 from ..problem import Problem
 from .times import NEVER, copied, duration
 
 
+@packed
 class Host(NamedTuple):
     """The host's memory, and working arrays."""
 
@@ -51,7 +52,7 @@ def make_host(problem: Problem, units: int) -> Host:
     )
 
 
-@step
+@part
 def exceeds(plan, costs, host, t):
     """Return whether an evaluated plan pins more than the limit on a node at some time."""
     return host.limit < NEVER and _exceeds(plan, costs, host, t)
@@ -101,7 +102,7 @@ def _exceeds(plan, costs, host, t):
         _advance(plan, high, way, device, host, t)
 
 
-@step
+@part
 def _advance(plan, high, way, d, host, t):
     """Go on to the next O (way 0) or R (way 1) of a device."""
     kind, slot = (R if way else O), host.at[way, d] + 1

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...codes import O, R
-from ...compiled import step
+from ...compiled import packed, step
 from ...profile import CostProfile
 from ...sim.host_links import link_keys
 from .times import NEVER, duration
@@ -25,6 +25,7 @@ ROUNDS = 16  # bits for rounds if transfers may take no time; else there are at 
 MEMORY = -2  # a device that waits for memory, or for a reload to be granted it first
 
 
+@packed
 class Links(NamedTuple):
     """The links and the working arrays of `evaluate_links`; all times are keys.
 

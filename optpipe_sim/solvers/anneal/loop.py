@@ -7,13 +7,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ...codes import F, O
-from ...compiled import compiled, copy, entry, step
+from ...compiled import compiled, copy, entry, part
 from .evaluate import Goal, evaluate, longest, update
 from .host import exceeds
 from .linked import evaluate_links
 from .marks import mark_move
 from .moves import change
-from .plans import Plan
 from .tails import begin_tails, mark_tails, renew_tails
 from .times import FAILED, LOGGED, NEVER, begin, fill_slots, undo
 
@@ -62,10 +61,11 @@ def critical(plan, costs, t, path):
 
 
 @compiled
-def anneal(plan, best_plan, best, costs, links, host, t, chances, aim, cooling):
+def anneal(plan, saved, best_plan, best, costs, links, host, t, chances, aim, cooling):
     """Anneal a plan in place.
 
     Args:
+        saved: the plan once more, with the same array of modes (those before a move stand in `t.touched`).
         best_plan, best: the best so far and its cost; the plan is kept up to date.
         links: None unless several queues share a link.
         chances: of each operator (see `moves.change`).
@@ -75,8 +75,6 @@ def anneal(plan, best_plan, best, costs, links, host, t, chances, aim, cooling):
     """
     steps, hot, cold = cooling
     path = np.empty(8 * len(costs.place) * costs.microbatches, np.int64)
-    # the modes before a move stand in `t.touched`
-    saved = Plan(plan.prog.copy(), plan.length.copy(), plan.mode)
     ahead = costs.lag + costs.durations[F].min()
     if links is None:
         makespan, span, total = evaluate(plan, costs, t)
@@ -155,7 +153,7 @@ def anneal(plan, best_plan, best, costs, links, host, t, chances, aim, cooling):
     return best, steps
 
 
-@step
+@part
 def _keep(kept, plan):
     """Copy a plan."""
     copy(kept.prog, plan.prog)
@@ -163,7 +161,7 @@ def _keep(kept, plan):
     copy(kept.mode, plan.mode)
 
 
-@step
+@part
 def _keep_changed(saved, plan, first, last, t):
     """Copy the programs of devices `first` to `last`, from where they have changed on."""
     for d in range(first, last + 1):
@@ -173,7 +171,7 @@ def _keep_changed(saved, plan, first, last, t):
             saved.length[d] = plan.length[d]
 
 
-@step
+@part
 def _restore(plan, saved, t):
     """Restore the programs of devices and the modes of units."""
     for d in range(len(plan.length)):

@@ -4,7 +4,7 @@ the order of the O's before them."""
 from __future__ import annotations
 
 from ...codes import B, C, F, O, R, W
-from ...compiled import part, step
+from ...compiled import part
 from .times import (
     FREE,
     LOGGED,
@@ -21,7 +21,7 @@ from .times import (
 )
 
 
-@step
+@part
 def mark_move(plan, saved, first, last, costs, t):
     """Mark the ops that a move on devices `first` to `last` makes stale; `saved` is the plan before it,
     whose times are in `t`.
@@ -118,7 +118,7 @@ def _mark_program(plan, saved, d, costs, t):
     return True
 
 
-@step
+@part
 def _mark_behind(plan, saved, d, costs, t):
     """Mark what depends on the order of ops between the first and the last changed slot of device d."""
     first, last = t.changed[d, 0], t.changed[d, 1]
@@ -135,7 +135,7 @@ def _mark_behind(plan, saved, d, costs, t):
         _mark_wide(plan, d, first, costs, t)
 
 
-@step
+@part
 def _mark_wide(plan, d, after, costs, t):
     """Mark the R's of device d behind a slot that depend on O's whose memory they do not reuse."""
     for slot in range(after + 1, plan.length[d]):
@@ -144,7 +144,7 @@ def _mark_wide(plan, d, after, costs, t):
             invalidate(code, d, after, t)
 
 
-@step
+@part
 def _mark_unit(plan, unit, costs, t):
     """Mark the ops of a unit, and those that depend on how much its O releases."""
     high, d = costs.high, costs.place[unit >> costs.low]
@@ -162,7 +162,7 @@ def _mark_unit(plan, unit, costs, t):
         _mark_wide(plan, d, t.slot[out], costs, t)
 
 
-@step
+@part
 def mark_readers(plan, out, d, after, costs, t):
     """Mark the ops of device d behind a slot whose memory is granted at the end of an O."""
     invalidate(t.taker[out], d, after, t)

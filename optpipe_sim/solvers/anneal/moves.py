@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...codes import B, F, O
-from ...compiled import part, step
+from ...compiled import part
 from .edits import (
     copy_treatment,
     draw_mode,
@@ -149,7 +149,7 @@ def change(plan, costs, t, path, chances):
     return -1, -1
 
 
-@step
+@part
 def _move(plan, costs, t, d, code):
     """Move an op a few slots."""
     at = t.slot[code]
@@ -166,7 +166,7 @@ def _move(plan, costs, t, d, code):
     return d, d
 
 
-@step
+@part
 def _bring_together(plan, costs, t, d, code, mate):
     """Move the other half of a pair to one that has been moved, as far as dependencies allow."""
     at, to = t.slot[mate], t.slot[code]
@@ -196,7 +196,7 @@ def _pair(plan, costs, t, d, code, runs):
     return d, d
 
 
-@step
+@part
 def _join(plan, costs, t, d, code, joins, far):
     """Make an op one with the nearest op that it can be a pair with, at most `far` slots off; without `joins`
     part it from its own."""

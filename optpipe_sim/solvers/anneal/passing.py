@@ -5,7 +5,7 @@ find 303 ns, else none."""
 from __future__ import annotations
 
 from ...codes import KINDS, B, C, F, O, R, W
-from ...compiled import part, step
+from ...compiled import part
 from .edits import put, remove, set_joins, set_mode, set_offload, slide
 
 
@@ -102,7 +102,7 @@ def _mend(plan, costs, t, d, unit, ahead, stays, parks):
         set_offload(plan, costs, t, unit, True, ahead)
 
 
-@step
+@part
 def _order_of(plan, d, code, low, order):
     """Fill `order` with the microbatches of all ops of the kind and stage of `code` in a program.
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...compiled import packed
 from ...op_costs import treatments
 from ...op_table import KEEP, OpTable, level_of
 from ...ops import BW, B, C, F, O, W
@@ -27,6 +28,7 @@ from ..problem import Problem
 from ..treatments import named_levels
 
 
+@packed
 class Plan(NamedTuple):
     """Programs (codes (devices, room) and their number per device), the mode of each unit, and whether it joins.
 
@@ -41,6 +43,7 @@ class Plan(NamedTuple):
         return Plan(*(array.copy() for array in self))
 
 
+@packed
 class Costs(NamedTuple):
     """The costs of a problem for the compiled code; times ns, memory bytes, int64."""
 

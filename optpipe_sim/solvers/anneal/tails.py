@@ -9,7 +9,7 @@ behind which something has changed, from the end to the beginning.
 from __future__ import annotations
 
 from ...codes import B, C, F, O, R, W
-from ...compiled import part, step
+from ...compiled import part
 from .times import (
     AFTER,
     ASKED,
@@ -29,7 +29,7 @@ from .times import (
 from .waits import neighbours
 
 
-@step
+@part
 def begin_tails(plan, costs, t, span_counts):
     """Make all tails stale; `renew_tails` then fills them in. With `span_counts` they lead to the
     longest span instead of the makespan, and are valid while no device begins at another time.
@@ -57,7 +57,7 @@ def begin_tails(plan, costs, t, span_counts):
     return begun
 
 
-@step
+@part
 def mark_tails(plan, saved, costs, t):
     """Mark the tails that a move has changed, which `marks.mark_move` has marked and `evaluate.update`
     evaluated."""
@@ -81,7 +81,7 @@ def mark_tails(plan, saved, costs, t):
     _mark_regranted(plan, costs, t)
 
 
-@step
+@part
 def _forget(code, d, plan, t):
     """Mark an op of device d as stale, and what it waits for whatever its tail comes out as."""
     t.tail[code] = UNKNOWN
@@ -89,7 +89,7 @@ def _forget(code, d, plan, t):
     _wake(code, d, t)
 
 
-@step
+@part
 def _mark_moved(plan, saved, costs, t):
     """Begin a trial with the ops as stale that are elsewhere, and those that waited for ops that are gone."""
     high = costs.high
@@ -118,7 +118,7 @@ def _mark_moved(plan, saved, costs, t):
                     _wake(dropped & unit_of, d, t)
 
 
-@step
+@part
 def _mark_regranted(plan, costs, t):
     """Mark as stale the O's whose memory goes to another op than before the move."""
     high = costs.high
@@ -144,7 +144,7 @@ def renew_tails(plan, costs, t):
         _renew_device(plan, d, second, costs, t)
 
 
-@step
+@part
 def _last_device(t):
     """Return the device whose next op ends last, or -1, and when the next op of the second one ends."""
     d, latest, second = -1, -1, -1
@@ -157,7 +157,7 @@ def _last_device(t):
     return d, second
 
 
-@step
+@part
 def _renew_device(plan, d, second, costs, t):
     """Evaluate the stale ops of a device, and earlier ops whose tails change as a result, as long as they
     end no sooner than `second`."""
@@ -237,14 +237,14 @@ def _renew_device(plan, d, second, costs, t):
             code = plan.prog[d, slot]
 
 
-@step
+@part
 def _busy(code, kind, d, costs):
     """Return how long the message of a compute op keeps device d busy, ns."""
     _, _, _, target = neighbours(code, kind, costs)
     return costs.sending if target >= 0 and target != d else 0
 
 
-@step
+@part
 def _from_start(code, plan, costs, t):
     """Return the tail of an op, or of the pair that it is the backward of, plus its duration;
     ``UNKNOWN`` if the tail is unknown or the op is absent."""
@@ -255,7 +255,7 @@ def _from_start(code, plan, costs, t):
     return t.tail[code] + duration(code, plan, costs, t)
 
 
-@step
+@part
 def _from_readers(code, d, plan, costs, t):
     """Return the tail of a compute op of device d over its offload and the op that waits for its message."""
     kind, tail = code >> costs.high, UNKNOWN
@@ -267,7 +267,7 @@ def _from_readers(code, d, plan, costs, t):
     return tail
 
 
-@step
+@part
 def _is_taken(plan, code, d, t):
     """Whether memory freed by offload O still goes to the same op after the order changed."""
     taker = t.taker[code]
@@ -282,7 +282,7 @@ def _is_taken(plan, code, d, t):
     return first < 0 or t.slot[first] < t.slot[code]
 
 
-@step
+@part
 def _mark_inputs(plan, code, d, slot, costs, t):
     """Mark as stale what an op of device d waits for; returns when the op ends that the device of its
     input continues with, or -1."""
@@ -313,7 +313,7 @@ def _mark_inputs(plan, code, d, slot, costs, t):
     return ends
 
 
-@step
+@part
 def _mark_reused(plan, code, d, slot, costs, t):
     """Mark as stale the O's whose memory an op of device d reuses."""
     given = t.before[code, GIVEN]
@@ -325,7 +325,7 @@ def _mark_reused(plan, code, d, slot, costs, t):
             at = next_out(plan, d, at + 1, slot, costs.high)
 
 
-@step
+@part
 def _mark_source(source, giver, d, plan, t):
     """Mark as stale the op whose message an op of device d waits for, if another device sends it; returns when
     the op ends that this device continues with, or -1."""
@@ -336,7 +336,7 @@ def _mark_source(source, giver, d, plan, t):
     return t.key[giver]
 
 
-@step
+@part
 def _invalidate(code, d, before, t):
     """Mark an op of device d as stale if it is ahead of slot `before`."""
     if 0 <= t.slot[code] < before and t.stale[code] != t.tally[TRIAL]:
@@ -344,7 +344,7 @@ def _invalidate(code, d, before, t):
         t.pending[d] += 1
 
 
-@step
+@part
 def _wake(code, d, t):
     """Wake the device of an op from this op on, unless an op behind it has woken it already."""
     if t.slot[code] > t.wake[d]:

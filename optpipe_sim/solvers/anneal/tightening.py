@@ -4,7 +4,7 @@ stand between."""
 from __future__ import annotations
 
 from ...codes import B, O, W
-from ...compiled import part, step
+from ...compiled import part
 from .edits import drop_offload, slide, treat
 from .times import duration
 
@@ -50,7 +50,7 @@ def tighten(plan, costs, t, micro, base, top, new, keeps, forwards, backwards):
     return first, last
 
 
-@step
+@part
 def _later(plan, costs, t, d, unit, until):
     """Move an F past ops that end before `until`; returns by when the F of the stage before has to end, ns."""
     mask, takes = (1 << costs.high) - 1, duration(unit, plan, costs, t)
@@ -64,7 +64,7 @@ def _later(plan, costs, t, d, unit, until):
     return until - takes - _message(costs, unit >> costs.low)
 
 
-@step
+@part
 def _earlier(plan, costs, t, d, unit, since):
     """Move a B past ops that begin after `since`, its W right behind it; returns from when on the B of the
     stage before can begin, ns."""
@@ -83,7 +83,7 @@ def _earlier(plan, costs, t, d, unit, since):
     return since + duration(backward, plan, costs, t) + _message(costs, unit >> costs.low)
 
 
-@step
+@part
 def _message(costs, stage):
     """Return the time of a message between a stage and the one before it, ns."""
     if stage > 0 and costs.place[stage - 1] != costs.place[stage]:

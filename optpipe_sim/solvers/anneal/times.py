@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...codes import B, F, O
-from ...compiled import entry, step
+from ...compiled import entry, packed, step
 from .plans import Plan
 
 NEVER = 2**61  # ns
@@ -31,6 +31,7 @@ TRIAL, LOGGED = range(2)
 LOGS = 5  # values of each op in the log, before its row
 
 
+@packed
 class Times(NamedTuple):
     """The evaluated values of each code (first axis) in a plan, and the working arrays."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...codes import B, C, F, O, R
-from ...compiled import step
+from ...compiled import part
 from .marks import mark_readers
 from .times import (
     ANCHOR,
@@ -30,7 +30,7 @@ from .times import (
 )
 
 
-@step
+@part
 def neighbours(code, kind, costs):
     """Return the op whose message a compute op waits for, its device, and the op that waits for its own
     message and its device; -1 for each that does not exist."""
@@ -50,7 +50,7 @@ def neighbours(code, kind, costs):
     return source, where, reader, target
 
 
-@step
+@part
 def send(plan, code, d, end, reader, target, second, costs, t, s):
     """Send the message of a compute op of device d at `end` to another one, and wake that device if the message
     affects it; returns when the next device begins."""
@@ -73,7 +73,7 @@ def send(plan, code, d, end, reader, target, second, costs, t, s):
     return second
 
 
-@step
+@part
 def grant(plan, code, d, slot, size, time, why, costs, t, s, logs):
     """Grant memory to a compute op that could begin at `time`; returns (time, cause), ``NEVER``
     first if there is never enough."""
@@ -96,7 +96,7 @@ def grant(plan, code, d, slot, size, time, why, costs, t, s, logs):
     return time, why
 
 
-@step
+@part
 def offload(plan, code, d, slot, how, costs, t, s):
     """Run an O, whose costs stand in column `how` if it leaves keys and values behind; returns (end, cause),
     the end ``NEVER`` if its F has not ended."""
@@ -120,7 +120,7 @@ def offload(plan, code, d, slot, how, costs, t, s):
     return finish, why
 
 
-@step
+@part
 def reload(plan, code, d, slot, costs, t, s, logs):
     """Run an R; returns (end, cause), the end ``NEVER`` if memory can never be granted."""
     unit = code & ((1 << costs.high) - 1)
@@ -146,7 +146,7 @@ def reload(plan, code, d, slot, costs, t, s, logs):
     return finish, why
 
 
-@step
+@part
 def _grant_reload(plan, code, d, slot, size, costs, t, s, logs):
     """Grant memory to an R at the start of the compute op before it, its anchor, or once enough has
     been released since; returns as `grant`."""
@@ -195,7 +195,7 @@ def _grant_reload(plan, code, d, slot, size, costs, t, s, logs):
     return best, best_why
 
 
-@step
+@part
 def _ask(out, code, t, logs):
     """Record that an R depends on an O whose memory it does not reuse."""
     asker = t.asker[out]
@@ -206,7 +206,7 @@ def _ask(out, code, t, logs):
     t.asker[out] = WIDE if asker >= 0 and t.slot[asker] >= 0 and t.asker[asker] == WIDE else code
 
 
-@step
+@part
 def take(given, code, t, logs):
     """Record that an op reuses the memory of an O."""
     if t.taker[given] != code:
@@ -215,7 +215,7 @@ def take(given, code, t, logs):
         t.taker[given] = code
 
 
-@step
+@part
 def untake(plan, code, d, slot, given, costs, t, logs):
     """Remove the records of O's behind `given` whose memory an op no longer reuses."""
     at = t.slot[given] if given >= 0 else -1
