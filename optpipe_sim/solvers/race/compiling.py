@@ -47,7 +47,7 @@ def compile_engines(problem: Problem, on_wait: Callable[[], None] = no_report) -
     return how long that took, in s (0 where all of it had been compiled, and was only read).
 
     Args:
-        on_wait: called first if nothing is compiled yet, as it then takes half a minute.
+        on_wait: called first if nothing is compiled yet, as it then takes some 20 s on two cores.
     """
     kind = (
         problem.shape.chunks > 1,

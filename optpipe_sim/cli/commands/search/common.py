@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ....trace import Trace
     from ...outputs.show import Out
 
-COMPILING = "compiling the engines for this machine, this once: about half a minute ..."
+COMPILING = "compiling the engines for this machine, this once: some 20 s on two cores ..."
 
 
 def finish(
