@@ -140,17 +140,18 @@ with suppress(ImportError):
 
 
 def _for_callers() -> Any:
-    """Return the pipeline that compiles what only compiled code calls, as far as its callers need it, or None without
-    numba.
+    """Return the pipeline that compiles what only compiled code calls, as far as its callers need it; None without
+    numba, or with one that is built otherwise (each function is then compiled by itself as well).
 
     Numba optimizes each function, translates it to machine code, and does both again in each caller, with all that is
     inlined there. Of functions that are never called by themselves the callers alone are optimized and translated:
     22 s of the CPU for the search, not 35, and code that is as fast.
     """
-    if njit is None:
+    try:
+        library: Any = import_module("numba.core.codegen").JITCodeLibrary
+        compiler: Any = import_module("numba.core.compiler").Compiler
+    except (ImportError, AttributeError):
         return None
-    library: Any = import_module("numba.core.codegen").JITCodeLibrary
-    compiler: Any = import_module("numba.core.compiler").Compiler
 
     class Intermediate(library):  # type: ignore[misc]
         """Code that others link."""

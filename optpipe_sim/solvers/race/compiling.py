@@ -165,7 +165,14 @@ def _replay(_: bool, linked: bool, levels: bool, __: bool) -> None:
     run_events(schedule, problem.profile, problem.limits)
 
 
-PARTS = (_search, _greedy, _bounds, _replay, _rules)
+def _others(*kind: bool) -> None:
+    for part in (_greedy, _bounds, _replay, _rules):
+        part(*kind)
+
+
+# A process for each, which take about as long. With one for each of the others these would share two cores with the search
+# at first, and leave one idle in the end.
+PARTS = (_search, _others)
 KINDS = [
     *product((False, True), (False, True), (False, True), (False,)),
     (False, False, False, True),
