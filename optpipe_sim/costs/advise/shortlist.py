@@ -33,7 +33,7 @@ from .rows import Advice, Point, Row
 from .space import Choice, Question
 
 # of the time: until the estimates, the published ones, the planned ones, those that are solved are done
-RANKING = 0.25
+RANKING = 0.45
 FEWEST = 100  # choices that are estimated whatever the time
 SHARES = (0.4, 0.62, 0.8)
 LATEST = 0.85  # however late the first that fits is found
