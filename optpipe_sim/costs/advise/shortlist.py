@@ -32,9 +32,9 @@ from .replay import PLANNED, UNDER_LIMIT, may_fit, profile_of, replayed, trace_o
 from .rows import Advice, Point, Row
 from .space import Choice, Question
 
-# of the time: until the estimates, the published ones, the planned ones, those that are solved are done
-RANKING = 0.45
 FEWEST = 100  # choices that are estimated whatever the time
+RANKING = 0.6  # of the time until the published ones are done: until the estimates are
+# of the time: until the published ones, the planned ones, those that are solved are done
 SHARES = (0.4, 0.62, 0.8)
 LATEST = 0.85  # however late the first that fits is found
 FIRST = 0.5  # of what is left to solve rows: for the first of them
@@ -149,10 +149,11 @@ class Search:
         wholes: dict[Choice, CostProfile] = {}  # of uncut sequences
         promised = []
         later: Sequence[Choice] = ()
+        until = self.began + RANKING * self._publishing() * self.seconds
         for at, choice in enumerate(choices):
             if at % 50 == 0:
                 self.report("estimating", at, len(choices))
-            if at >= FEWEST and time.monotonic() > self.began + RANKING * self.seconds:
+            if at >= FEWEST and time.monotonic() > until:
                 later = choices[at:]
                 break
             uncut = replace(choice, slices=1)
@@ -190,12 +191,16 @@ class Search:
         ordered.sort(key=lambda entry: entry[:2])
         return [(least, choice) for _, least, choice in ordered], later
 
+    def _publishing(self) -> float:
+        """Return the share of the time after which no published schedule is begun: all of it where nothing comes after them."""
+        bases = {parse_name(name)[0] for name in self.question.names}
+        return SHARES[0] if bases & {*PLANNED, "optpipe"} else 1.0
+
     def _publish(self, ranked: Sequence[tuple[float, Choice]]) -> list[Candidate]:
         """Replay the published schedules of candidates that bounds do not exclude; return what is left to plan."""
         left: list[Candidate] = []
         at = 0
-        bases = {parse_name(name)[0] for name in self.question.names}
-        share = SHARES[0] if bases & {*PLANNED, "optpipe"} else 1.0
+        share = self._publishing()
         try:
             for at, (least, choice) in enumerate(ranked):
                 if not self._open(least, choice):
