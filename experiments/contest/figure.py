@@ -232,7 +232,7 @@ def _lay_out(every: Any, wins: Any, adds: Any, names: Sequence[Setting]) -> None
     for side in ("left", "bottom"):
         wins.spines[side].set_visible(False)
     every.set_xlabel("iteration time over the lower bound")
-    adds.set_xlabel("time over the search with all four")
+    adds.set_xlabel("time over the search with all four\n(without one, in a third of the time)")
     every.set_title("every method under the device's memory", loc="left")
     wins.set_title("the fastest rule", loc="left")
     adds.set_title("what each ingredient adds", loc="left")
@@ -333,7 +333,7 @@ def _key() -> tuple[list[Any], list[str]]:
         (Line2D([], [], color=INK, linewidth=1.6), "this search, all treatments"),
         (
             Line2D([], [], color=MUTED, linestyle=":"),
-            "below: the fastest of a family\nwithout recomputation",
+            "below: the fastest without recomputation\nof 1F1B, 1F1B-I, AdaPipe, Mario (1F1B-I);\nof ZB-H1, ZB-V, V-Half, V-Min (V-Half);\nof AdaOffload, AdaOffload-R (AdaOffload)",
         ),
         (Line2D([], [], color=MUTED), "... and with any"),
     ]

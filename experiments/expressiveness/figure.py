@@ -85,7 +85,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         figure.legend(handles=handles, loc="lower left", bbox_to_anchor=(0.64, 0.01), fontsize=8)
         figure.text(
             0.01, 1 - 0.22 / tall,
-            f"What {len(rows)} published runs lose by what a framework cannot express: time of an iteration's pipeline",
+            f"What {len(rows)} published layouts lose by what a framework cannot express: time of an iteration's pipeline",
             fontsize=9, color=INK,
         )  # fmt: skip
     return figure

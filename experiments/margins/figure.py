@@ -35,6 +35,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     """A panel per limit, a curve per margin, with its spread over the seeds."""
     found = losses(rows)
     top = max(one.most for one in found.values()) * 1.06
+    bottom = min(one.least for one in found.values()) - 0.005
     with styled():
         figure = new_figure(8.2, 3.1)
         for at, (limit, title) in enumerate(LIMITS.items()):
@@ -63,7 +64,7 @@ def draw(rows: Sequence[Row]) -> Figure:
                     alpha=0.18,
                     lw=0,
                 )
-            ax.set_ylim(-0.008, top)
+            ax.set_ylim(bottom, top)
             ax.grid()
             ax.set_title(title, loc="left")
             ax.set_xlabel("copies slower by")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from statistics import median
@@ -65,6 +66,14 @@ def sentences(tables: Tables) -> Iterator[str]:
     yield (
         f"what messages and launches cost is fitted to other models of the same trainer and machine; with the whole paper left out {left.right} of {left.settings}, and the difference between two"
         f" schedules is then {_points(left.median_error)} points off in the median and {_points(max(left.errors))} at worst; ideal {line(ways[IDEAL]).right} of {line(ways[IDEAL]).settings}"
+    )
+    judged = [row for row in ways[MODEL] if group(row) == "schedules"]
+    same = {row["setting"] for row in judged}
+    ideal = line([row for row in ways[IDEAL] if row["setting"] in same])
+    (_, most), *_ = Counter(row["paper"] for row in judged).most_common()
+    figure = line(ways[PAPER], ("figure 15",))
+    yield (
+        f"of these {ideal.settings} the ideal replay has {ideal.right}; {most} are one paper's, and in none activations are offloaded: of {figure.settings} settings of PipeOffload's paper it is {figure.right}"
     )
     published_ones = [row for row in ranked.values() if row["costs"] == "published"]
     assert len({row["paper"] for row in published_ones}) == 1

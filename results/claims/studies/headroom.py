@@ -118,5 +118,5 @@ def _copies(rows: Sequence[Row]) -> Iterator[str]:
     ]
     yield (
         f"PipeOffload, in {span((row['peak'] for row in moves), '{:.2f}'.format)} of 1F1B's activations, is"
-        f" {span((row['own_gap'] for row in moves), percent)} above the bound in its own cut: there is most left to find, or to prove"
+        f" {span((row['own_gap'] for row in moves), percent)} above the bound in its own cut"
     )

@@ -45,8 +45,13 @@ def sentences(tables: Tables) -> Iterator[str]:
         parts.append(f"{name} {percent(even)} and {span(found, percent)} (n = {len(found)})")
     seeds = _spreads(rows)
     (limit,) = {row["memory_limit"] for row in rows}
+    ((devices, m),) = {
+        (len(row["peak_bytes_per_device"]), row["microbatches"])
+        for row in rows
+        if row.get("peak_bytes_per_device")
+    }
     yield (
-        f"Over this search (medians of {max(each.seeds for each in seeds)} seeds, which differ by up to"
+        f"For llama3-8b on {devices} devices, m = {m}, over this search (medians of {max(each.seeds for each in seeds)} seeds, which differ by up to"
         f" {percent(max(each.share for each in seeds))}; one chunk, or two in a V; {limit} everywhere)"
         f" symmetric patterns take longer by, on even and on uneven devices: {', '.join(parts)}."
     )

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from experiments.microbatch_size.figure import joined
 from optpipe_sim.study.claims import Tables, percent, span
 
+TIGHT = "44GiB"
+DEVICES = 8
+
 
 def sentences(tables: Tables) -> Iterator[str]:
     table = tables("microbatch_size")
@@ -14,14 +17,13 @@ def sentences(tables: Tables) -> Iterator[str]:
     seeds = len({row["schedule"] for row in table if row["schedule"].startswith("optpipe")})
     effort = "one seed" if seeds == 1 else f"median of {seeds} seeds"
 
-    def times(batch: int, start: str) -> dict[int, int]:
-        """Makespan over the sequences per microbatch, where the schedule fits without a limit below
-        the device's."""
+    def times(batch: int, start: str, limit: str | None = None) -> dict[int, int]:
+        """Makespan over the sequences per microbatch, where the schedule fits in the device's memory or below a limit."""
         return {
             row["profile.estimate.microbatch"]: row["makespan_ns"]
             for row in rows
             if row["profile.meta.batch"] == batch
-            and row["memory_limit"] is None
+            and row["memory_limit"] == limit
             and row["schedule"].split(":")[0] == start
         }
 
@@ -33,15 +35,25 @@ def sentences(tables: Tables) -> Iterator[str]:
     near = [size for size in ours if slower[size] < same]
     assert min(plain, key=plain.__getitem__) == 1
     yield (
-        f"Of {many} sequences per iteration, in all memory of the devices, 1F1B wants one per microbatch and takes"
+        f"A GPT of 14.6 billion parameters on {DEVICES} H100s: of {many} sequences per iteration, in all memory of the devices, 1F1B wants one per microbatch and takes"
         f" {percent(plain[4] / plain[1] - 1)} longer with {4}; this search ({effort}) is within {percent(same, 0)} of its best with {span(near)}, and takes"
-        f" {percent(slower[8])} longer with {8} and {percent(slower[16])} with {16}, where 1F1B does not fit."
+        f" {percent(slower[8])} longer with {8} and {percent(slower[16])} with {16}, where 1F1B does not fit (with {8} neither)."
     )
-    found, greedy = min(times(few, "optpipe").values()), min(times(few, "adaoffload").values())
-    plain, interleaved, folded = (
-        percent(min(times(few, name).values()) / found - 1) for name in ("1f1b", "1f1b-i", "zb-v")
-    )
+    assert not {8, 16} & {*plain}
+    tight = times(many, "optpipe", TIGHT)
+    least = min(tight.values())
     yield (
-        f"Of {few} sequences AdaOffload in two chunks takes {percent(greedy / found - 1)} longer than this search, ZB-V {folded}, interleaved 1F1B {interleaved} and 1F1B, which has one chunk,"
-        f" {plain}, each with the sequences per microbatch that suit it."
+        f"In {TIGHT.replace('GiB', ' GiB')} of a device it wants {span(size for size, ns in tight.items() if ns / least - 1 < same)}, and takes {percent(tight[4] / least - 1)} longer with {4}."
+    )
+    said = []
+    for batch, words in ((few, "with"), (many, "with")):
+        found = min(times(batch, "optpipe").values())
+        rules = [
+            percent(min(times(batch, name).values()) / found - 1)
+            for name in ("adaoffload", "zb-v", "1f1b-i", "1f1b")
+        ]
+        said.append(f"{', '.join(rules[:-1])} and {rules[-1]} {words} {batch} sequences")
+    yield (
+        f"AdaOffload in two chunks, ZB-V, interleaved 1F1B in two and 1F1B in one take {' and '.join(said)} longer than this search, which may have any number of chunks, each"
+        f" with the sequences per microbatch that suit it."
     )

@@ -75,12 +75,10 @@ def _row(less: Sequence[Cell]) -> Iterator[str]:
     fast = [one for one in less if one.setting[1] < LONG and one.rate >= FAST]
     short = [one for one in less if one.setting[1] < LONG]
     yield (
-        f"by **{_gains(fast)}** ({len(fast)} cells), with half of 1F1B's memory or less, up to {max(one.setting[1] for one in short) // 1024}k tokens and copies of {FAST} GB/s or more"
+        f"by **{_gains(_at_link(short, PCIE, ENGINES[1]))}** at {PCIE} GB/s, about what a GPU alone gets from PCIe 5, with half of 1F1B's memory or less and up to"
+        f" {max(one.setting[1] for one in short) // 1024}k tokens"
     )
-    yield (
-        f"at {PCIE} GB/s, about what a GPU alone gets from PCIe 5, {_gains(_at_link(short, PCIE, ENGINES[1]))}; at {EASY}, about what the contest's H100s have,"
-        f" {_gains(_at_link(short, EASY, ENGINES[0]))}"
-    )
+    yield f"by {_gains(fast)} at {FAST} GB/s or more ({len(fast)} cells); at {EASY}, about what the contest's H100s have, by {_gains(_at_link(short, EASY, ENGINES[0]))}"
     yield f"with all of 1F1B's memory, or {LONG // 1024}k tokens, it is proven to gain no more than a toss-up"
     yield f"no plan without it can be as fast in {len(_of(fast, PAYS))} of the {len(fast)}"
 
