@@ -10,6 +10,8 @@ from optpipe_sim.study.claims import Row, Tables, percent, span
 Shape = tuple[int, str]
 SAME = ("profile.name", "chunks", "placement", "schedule", "planned_for")
 
+MODEL = "llama3-8b"
+
 
 def sentences(tables: Tables) -> Iterator[str]:
     rows = tables("heterogeneous")
@@ -51,7 +53,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         if row.get("peak_bytes_per_device")
     }
     yield (
-        f"For llama3-8b on {devices} devices, m = {m}, over this search (medians of {max(each.seeds for each in seeds)} seeds, which differ by up to"
+        f"For {MODEL} on {devices} devices, m = {m}, over this search (medians of {max(each.seeds for each in seeds)} seeds, which differ by up to"
         f" {percent(max(each.share for each in seeds))}; one chunk, or two in a V; {limit} everywhere)"
         f" symmetric patterns take longer by, on even and on uneven devices: {', '.join(parts)}."
     )

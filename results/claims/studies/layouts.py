@@ -66,6 +66,7 @@ def _answer(every: Sequence[Contest]) -> Iterator[str]:
         if (times := [row["iteration_ns"] for row in one.seeds])
     ]
     yield f"the seeds of one layout differ by up to {percent(max(spreads))}"
+    yield f"with {percent(ROOM, 0)} of memory left free"
     yield f"Every plan leaves {percent(ROOM, 0)} of the memory that driver and libraries leave"
     yield f"each method has {first['seconds']:g} s and one process"
     searched = [row for one in every for row in one.seeds]

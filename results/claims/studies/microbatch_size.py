@@ -9,6 +9,7 @@ from optpipe_sim.study.claims import Tables, percent, span
 
 TIGHT = "44GiB"
 DEVICES = 8
+MODEL = "A GPT of 14.6 billion parameters"
 
 
 def sentences(tables: Tables) -> Iterator[str]:
@@ -35,7 +36,7 @@ def sentences(tables: Tables) -> Iterator[str]:
     near = [size for size in ours if slower[size] < same]
     assert min(plain, key=plain.__getitem__) == 1
     yield (
-        f"A GPT of 14.6 billion parameters on {DEVICES} H100s: of {many} sequences per iteration, in all memory of the devices, 1F1B wants one per microbatch and takes"
+        f"{MODEL} on {DEVICES} H100s: of {many} sequences per iteration, in all memory of the devices, 1F1B wants one per microbatch and takes"
         f" {percent(plain[4] / plain[1] - 1)} longer with {4}; this search ({effort}) is within {percent(same, 0)} of its best with {span(near)}, and takes"
         f" {percent(slower[8])} longer with {8} and {percent(slower[16])} with {16}, where 1F1B does not fit (with {8} neither)."
     )

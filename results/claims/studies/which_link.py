@@ -79,6 +79,7 @@ def _row(less: Sequence[Cell]) -> Iterator[str]:
         f" {max(one.setting[1] for one in short) // 1024}k tokens"
     )
     yield f"by {_gains(fast)} at {FAST} GB/s or more ({len(fast)} cells); at {EASY}, about what the contest's H100s have, by {_gains(_at_link(short, EASY, ENGINES[0]))}"
+    yield f"nothing is {percent(CLOSE, 0)} faster than offloading alone (which need not mean that it pays)"
     yield f"with all of 1F1B's memory, or {LONG // 1024}k tokens, it is proven to gain no more than a toss-up"
     yield f"no plan without it can be as fast in {len(_of(fast, PAYS))} of the {len(fast)}"
 
