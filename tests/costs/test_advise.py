@@ -99,7 +99,7 @@ def test_pruning_saves_work_and_loses_nothing_of_the_answer() -> None:
 
 @pytest.fixture(scope="module")
 def found():
-    return advise("qwen3-1.7b", "h100", 8, 32, 4096, time_limit=20)
+    return advise("qwen3-1.7b", "h100", 8, 32, 4096, time_limit=10)
 
 
 def test_rows_are_one_per_split_and_hold_together(found) -> None:

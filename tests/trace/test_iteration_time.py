@@ -71,7 +71,7 @@ def told(tmp_path: Path) -> str:
     return str(tmp_path / "told.yaml")
 
 
-SEARCH = ("--time-limit", "5", "--chunks", "profile")
+SEARCH = ("--time-limit", "2", "--chunks", "profile")
 
 
 @pytest.mark.parametrize(
