@@ -28,11 +28,11 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" {max(row['gpus'] for row in rows):,} GPUs in"
         f" {span((row['seconds'] for row in rows), '{:.0f}'.format)} s each, with"
         f" {len(questions[0])} seeds: its plans take {span(slower, percent)} longer than the best"
-        f" found on the same split without the family (medians), and {span(over, percent)} longer than the"
+        f" found on the same split without the family (medians; in {slower.count(0)} of them that search found nothing better than the family's plan), and {span(over, percent)} longer than the"
         f" bound. Every seed gives the same plan in {same_plan} of {len(questions)}; without the"
         f" family seeds differ by up to {percent(apart)}."
     )
-    yield f"for layouts that `advise` chose {percent(median(slower))} (median of {len(slower)} questions)"
+    yield f"For layouts that `advise` chose {percent(median(slower))} (median of {len(slower)} questions, in {slower.count(0)} of which nothing better was found)"
     for runs in questions:
         yield _line({**runs[len(runs) // 2], "free_ns": median(row["free_ns"] for row in runs)})
 

@@ -80,18 +80,18 @@ def _against_rules(cells: Cells) -> Iterator[str]:
         if (over := ours[key].time.most / best.cell.ns - 1) > 0  # type: ignore[union-attr]
     }
     always = [key for key in late if ours[key].time.least > rules[key].cell.ns]  # type: ignore[union-attr]
+    assert [*late] == always
     kept = [key for key in ours if sum(map(_is_rule, ours[key].rows)) > len(ours[key].rows) / 2]
     yield (
         f"In {len(cells)} estimated settings of public models, each in all memory of its devices, this search (median of"
         f" {len(ours[next(iter(cells))].rows)} seeds, {span(map(_seconds, rows), '{:g}'.format)} s on"
         f" {rows[0]['cores']} cores) is"
         f" {_faster(gain.values())} than the fastest of all rules (median {percent(median(gain.values()))}): faster with every seed in"
-        f" {len(faster)} of them, slower with some seed in {len(late)} (with every seed in {len(always)})"
-        + (f", by at most {percent(max(late.values()), 2)}" if late else "")
-        + f"; in {len(kept)} what it gives with most seeds is a rule's own schedule"
+        f" {len(faster)} of them, and slower in {len(late)} (with every seed, by at most {percent(max(late.values()), 2)}); in {len(kept)}, that one among them, what it gives with most seeds is a"
+        " schedule of a rule that it did not improve"
     )
     tried = [methods["1F1B", "none"].rows[0] for methods in cells.values()]
-    yield f"ideal, without margin, in {len(gain)} estimated settings, the fastest rule, AdaOffload among them, takes [{percent(median(gain.values()))}](results/README.md#the-contest) longer"
+    yield f"Ideal, in all memory, in {len(gain)} other settings the fastest plan without a search takes [{percent(median(gain.values()))}](results/README.md#the-contest) longer"
     yield (
         f"Trying all rules took {span([row['point_s'] for row in tried], '{:.0f}'.format)} s per setting on one core; the search tries them first,"
         f" in at most half of its time"
@@ -181,7 +181,7 @@ def _optpipe(cells: Cells) -> Iterator[str]:
         f" where that fits; this search fits in {fit}"
     )
     yield f"**{percent(median(more))}** more throughput (median of {len(more)} settings)"
-    yield f"from {percent(-min(more))} less to {percent(max(more))} more, with {sum(time < rival for time, rival in seeds)} of {len(seeds)} seeds"
+    yield f"from {percent(-min(more))} less to {percent(max(more))} more, by setting; ahead with {sum(time < rival for time, rival in seeds)} of {len(seeds)} seeds"
     idle = [_idle(ours[key]) / _idle(rival) for key, rival in rivals.items()]
     whole = [
         _idle(search(methods)) / _idle(best.cell)
@@ -231,12 +231,12 @@ def _pipeoffload(cells: Cells) -> Iterator[str]:
     """How fast copies must be to offload half of the activations for nothing, each device on its own link."""
     needed = [_half_gb_per_s(key, methods) for key, methods in cells.items()]
     at = [
-        f"{rate} GB/s in {sum(need <= rate for need in needed)} and {sum(need / 2 <= rate for need in needed)}"
+        f"{sum(need <= rate for need in needed)} and {sum(need / 2 <= rate for need in needed)} at {rate}"
         for rate in RATES
     ]
     yield (
-        f"Copies of half hide behind compute from {span(needed, '{:.1f}'.format)} GB/s in each direction on (median {median(needed):.1f}) where one"
-        f" engine copies both ways, from half of that with two: of {len(cells)} settings at {', at '.join(at)}"
+        f"If each device has a link to itself, half of the activations can be copied for nothing from {span(needed, '{:.1f}'.format)} GB/s in each direction on (median {median(needed):.1f}) with one"
+        f" engine for both directions, and from half of that with two. With one and with two engines that is so in this many of {len(cells)} settings, by GB/s: {', '.join(at)}"
     )
 
 

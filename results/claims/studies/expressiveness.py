@@ -87,15 +87,16 @@ def _options(rows: Sequence[Row]) -> Iterator[str]:
         percent(median(_left(some, option)))
         for some, option in ((tight, "megatron+stages"), (roomy, "megatron+order"))
     ]
-    yield f"With that option it still takes {left[0]} longer than the best found without a framework in the first, and {left[1]} in the second (medians)"
+    yield f"With these options it still takes {left[0]} longer than the best found without a framework where it recomputes, and {left[1]} where it does not (medians)"
+    yield f"{percent(lost[True])} in the {len(tight)} whose memory makes it recompute, {percent(lost[False])} in the {len(roomy)} others"
     other = sum(
         (gain(row, "megatron+order") or 0) > (gain(row, "megatron+stages") or 0) for row in tight
     )
-    yield f"In {other} of these {len(tight)} any order from a file wins more than a level for each stage"
+    yield f"In {other} of the {len(tight)} pairs in which Megatron-LM's plan recomputes, any order from a file wins more than a level for each stage"
     torchtitan = [percent(median(_all(some, "torchtitan"))) for some in (tight, roomy)]
     slower = sum((price(row, "torchtitan") or 0) > (price(row, "megatron") or 0) for row in rows)
     yield (
-        f"{torchtitan[0]} where Megatron-LM's plan recomputes and {torchtitan[1]} where it does not (medians); in {slower} of {len(rows)} it takes longer than Megatron-LM's"
+        f"The median is {torchtitan[0]} where Megatron-LM's plan recomputes and {torchtitan[1]} where it does not; in {slower} of {len(rows)} torchtitan's plan takes longer than Megatron-LM's"
     )
     first, kept = _true(tight, "megatron+stages"), tight[0]["toss_up"]
     yield f"With a level for each stage {sum(one > kept for one in first)} of these {len(first)} gain more than a toss-up at drawn costs, the least {percent(min(first))}"
@@ -136,7 +137,7 @@ def _drawn(rows: Sequence[Row]) -> Iterator[str]:
     lost = sum(fast > slow for slow, fast in times)
     yield (
         f"At drawn costs, for which none of the plans was made, Megatron-LM's plan takes {percent(median(drawn))} longer than the free one (median over pairs of the"
-        f" median of {len(rows[0]['free_drawn_ns'])} draws); it is the faster one in {lost} of {len(times)} draws, in the worst of which the free plan takes {percent(max(fast / slow for slow, fast in times) - 1)} longer"
+        f" median of {len(rows[0]['free_drawn_ns'])} draws); in {lost} of {len(times)} draws Megatron-LM's is the faster one, and in the worst of these the free plan takes {percent(max(fast / slow for slow, fast in times) - 1)} longer"
     )
     worst = min(
         (row for row in rows if drawn_ratio(row, "megatron", "free") is not None),
@@ -153,7 +154,7 @@ def _limits(rows: Sequence[Row]) -> Iterator[str]:
     yield (
         f"At most {MOST} microbatches per replica and {MOST_PER_DEVICE} per device are compared; {cut} of {len(rows)} pairs were run with more, which makes what filling and draining a pipeline costs smaller, but not what recomputation costs"
     )
-    yield f"{cut} of {len(rows)} had more microbatches than are compared"
+    yield f"{cut} of {len(rows)} runs had more microbatches than were replayed"
     yield f"under {percent(1 - ROOM, 0)} of the devices' memory"
     seconds = [row["cpu_s"] for row in rows]
     yield f"each pair has {rows[0]['evaluations']} evaluations per search, {span(seconds, '{:.0f}'.format)} s of one core"

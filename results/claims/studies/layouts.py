@@ -43,8 +43,8 @@ def _answer(every: Sequence[Contest]) -> Iterator[str]:
     ]
     always = sum(max(one.gains) < 0 for one in every)
     yield (
-        f"{users} of {len(single)} users, a seed each, gain more than the {percent(toss)} that such a difference may be off ({sum(gain > toss for gain in beside)} beside published"
-        f" schedules alone), and {worse}, all of {always} layout, get a plan that is slower, by {percent(max(0.0, -min(single)))} at worst"
+        f"Such a difference may be off by {percent(toss)}: of {len(single)} users, a seed each, {users} gain more than that ({sum(gain > toss for gain in beside)} if compared with published"
+        f" schedules only, without AdaOffload), and {worse}, all of {always} layout, get a slower plan, by {percent(max(0.0, -min(single)))} at worst"
     )
     rules = [
         one for one in every if (rule := one.others["rules"]) is not None and rule is one.rival
@@ -94,13 +94,18 @@ def _drawn(every: Sequence[Contest]) -> Iterator[str]:
         f" {percent(median(medians))}); the searched plan is the faster one in {percent(ahead / len(all_of), 0)} of the draws, beyond a toss-up in"
         f" {percent(sum(gain > toss for gain in all_of) / len(all_of), 0)}, and slower by more than a toss-up in {percent(sum(gain < -toss for gain in all_of) / len(all_of), 0)}"
     )
-    yield f"in the worst draw by {percent(-min(all_of), 0)}"
+    far, fewest = min((gain, one.pair) for one in every for gain in one.drawn_gains)
+    yield f"in the worst draw, of `{fewest}`, it takes {percent(1 / (1 + far) - 1)} longer"
+    lost = sorted((sum(gain < -toss for gain in one.drawn_gains) for one in every), reverse=True)
+    yield f"{sum(lost[:2])} of these {sum(lost)} draws are of two layouts"
     close = 0.01
-    yield f"within {percent(close, 0)} in {sum(one.gap <= close for one in every)} of {len(every)} layouts"
+    yield f"within {percent(close, 0)} of the bound in {sum(one.gap <= close for one in every)} of {len(every)} layouts, {percent(max(one.gap for one in every))} above it at worst"
     losing = min(every, key=lambda one: median(one.gains))
-    yield f"At the costs given it is `{losing.pair}`, slower by {span([-gain for gain in losing.gains], percent)}"
+    yield (
+        f"The layout that speaks most against searching is, at the costs given, `{losing.pair}`, where the searched plan is slower by {span([-gain for gain in losing.gains], percent)}"
+    )
     worst = min(every, key=lambda one: median(one.drawn_gains))
-    yield f"the layout that speaks most against searching is `{worst.pair}`: {percent(median(worst.gains))} at the costs given, {percent(median(worst.drawn_gains))} in the median draw"
+    yield f"in the median draw it is `{worst.pair}`: {percent(median(worst.gains))} at the costs given, {percent(median(worst.drawn_gains))} in the draws"
 
 
 def _line(one: Contest) -> str:

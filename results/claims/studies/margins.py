@@ -27,7 +27,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         costs = ", ".join(percent(own[margin, 0.0]) for margin in margins)
         yield (
             f"{words}, a plan without a margin loses {bare} where copies are {span(margins, lambda m: percent(m, 0))} slower,"
-            f" and one with a margin of as much is the fastest of the {len(margins) + 1} each time; where they are not slower, that margin costs {costs};"
+            f" and none of the {len(margins) + 1} plans (margins of {', '.join(percent(margin, 0) for margin in (0, *margins))}) is faster than the one with a margin of as much; where they are not slower, that margin costs {costs};"
             f" seeds differ by up to {apart:.1f} points"
         )
     yield (

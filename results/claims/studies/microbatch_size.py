@@ -35,26 +35,24 @@ def sentences(tables: Tables) -> Iterator[str]:
     same = 0.02  # less than that is what seeds differ by
     near = [size for size in ours if slower[size] < same]
     assert min(plain, key=plain.__getitem__) == 1
-    yield (
-        f"{MODEL} on {DEVICES} H100s: of {many} sequences per iteration, in all memory of the devices, 1F1B wants one per microbatch and takes"
-        f" {percent(plain[4] / plain[1] - 1)} longer with {4}; this search ({effort}) is within {percent(same, 0)} of its best with {span(near)}, and takes"
-        f" {percent(slower[8])} longer with {8} and {percent(slower[16])} with {16}, where 1F1B does not fit (with {8} neither)."
-    )
     assert not {8, 16} & {*plain}
     tight = times(many, "optpipe", TIGHT)
     least = min(tight.values())
+    own = span(size for size, ns in tight.items() if ns / least - 1 < same)
     yield (
-        f"In {TIGHT.replace('GiB', ' GiB')} of a device it wants {span(size for size, ns in tight.items() if ns / least - 1 < same)}, and takes {percent(tight[4] / least - 1)} longer with {4}."
+        f"{MODEL} on {DEVICES} H100s. Of {many} sequences per iteration, in all memory of the devices, 1F1B is fastest with one per microbatch and takes {percent(plain[4] / plain[1] - 1)} longer with {4};"
+        f" with {8} or more it does not fit. This search ({effort}) is within {percent(same, 0)} of its best with {span(near)}, and takes {percent(slower[8])} longer with {8} and"
+        f" {percent(slower[16])} with {16}; in {TIGHT.replace('GiB', ' GiB')} it is within {percent(same, 0)} of its best with {own}, and takes {percent(tight[4] / least - 1)} longer with {4}."
     )
-    said = []
-    for batch, words in ((few, "with"), (many, "with")):
+    said = {}
+    for batch in (few, many):
         found = min(times(batch, "optpipe").values())
-        rules = [
+        said[batch] = [
             percent(min(times(batch, name).values()) / found - 1)
             for name in ("adaoffload", "zb-v", "1f1b-i", "1f1b")
         ]
-        said.append(f"{', '.join(rules[:-1])} and {rules[-1]} {words} {batch} sequences")
+    greedy, folded, interleaved, one = said[few]
     yield (
-        f"AdaOffload in two chunks, ZB-V, interleaved 1F1B in two and 1F1B in one take {' and '.join(said)} longer than this search, which may have any number of chunks, each"
-        f" with the sequences per microbatch that suit it."
+        f"Each with the sequences per microbatch that suit it, AdaOffload in two chunks takes {greedy} longer than this search in any number of chunks, ZB-V {folded}, interleaved 1F1B in two {interleaved} and"
+        f" 1F1B {one}, of {few} sequences; of {many} sequences {', '.join(said[many][:-1])} and {said[many][-1]}."
     )

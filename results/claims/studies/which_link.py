@@ -28,7 +28,7 @@ def sentences(tables: Tables) -> Iterator[str]:
     full = [one for one in every if one.share == 1]
     less = [one for one in every if one.share < 1]
     yield from _answer(full, less, [one for one in every if one.setting[1] == LONG])
-    yield from _row(less)
+    yield from _row(full, less, [one for one in every if one.setting[1] == LONG])
     yield from _against(full, less, every)
     yield _too_large(tables("which_link"))
     yield from _table(less)
@@ -71,17 +71,22 @@ def _answer(full: Sequence[Cell], less: Sequence[Cell], long: Sequence[Cell]) ->
     )
 
 
-def _row(less: Sequence[Cell]) -> Iterator[str]:
+def _row(full: Sequence[Cell], less: Sequence[Cell], long: Sequence[Cell]) -> Iterator[str]:
     fast = [one for one in less if one.setting[1] < LONG and one.rate >= FAST]
     short = [one for one in less if one.setting[1] < LONG]
+    at_pcie = _at_link(short, PCIE, ENGINES[1])
     yield (
-        f"by **{_gains(_at_link(short, PCIE, ENGINES[1]))}** at {PCIE} GB/s, about what a GPU alone gets from PCIe 5, with half of 1F1B's memory or less and up to"
-        f" {max(one.setting[1] for one in short) // 1024}k tokens"
+        f"by **{_gains(at_pcie)}** at {PCIE} GB/s each way, about what a GPU alone gets from PCIe 5 ({len(at_pcie)} cells: half or a quarter of 1F1B's memory,"
+        f" {span((one.setting[1] // 1024 for one in short), '{}k'.format)} tokens)"
     )
-    yield f"by {_gains(fast)} at {FAST} GB/s or more ({len(fast)} cells); at {EASY}, about what the contest's H100s have, by {_gains(_at_link(short, EASY, ENGINES[0]))}"
+    assert not _of(at_pcie, PAYS)
+    yield f"proven in none of these {len(at_pcie)}; at {EASY} GB/s on one engine, about what the contest's H100s have, {_gains(_at_link(short, EASY, ENGINES[0]))}"
+    yield (
+        f"at {FAST} GB/s or more {_gains(fast)} ({len(fast)} cells), and in {len(_of(fast, PAYS))} of these it is proven, for the two cuts that were tried, that no plan without offloading is as"
+        " fast"
+    )
+    yield f"with all of 1F1B's memory it gains at most {percent(max(one.most for one in full))}, with {LONG // 1024}k tokens at most {percent(max(one.most for one in long))}, both proven for these cuts"
     yield f"nothing is {percent(CLOSE, 0)} faster than offloading alone (which need not mean that it pays)"
-    yield f"with all of 1F1B's memory, or {LONG // 1024}k tokens, it is proven to gain no more than a toss-up"
-    yield f"no plan without it can be as fast in {len(_of(fast, PAYS))} of the {len(fast)}"
 
 
 def _at_link(found: Sequence[Cell], rate: float, engines: str) -> list[Cell]:
