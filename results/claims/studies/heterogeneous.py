@@ -55,13 +55,13 @@ def sentences(tables: Tables) -> Iterator[str]:
     yield (
         f"For {MODEL} on {devices} devices, m = {m}, over this search (medians of {max(each.seeds for each in seeds)} seeds, which differ by up to"
         f" {percent(max(each.share for each in seeds))}; one chunk, or two in a V; {limit} everywhere)"
-        f" symmetric patterns take longer by, on even and on uneven devices: {', '.join(parts)}."
+        f" symmetric patterns take longer by, on even and on uneven stages (devices of unlike speed, or a heavy head): {', '.join(parts)}."
     )
     others = {row["schedule"].split(":")[0] for row in rows} - {"optpipe"}
     nearest = [
         min(lost for start in others if (lost := loss(case, start)) is not None) for case in uneven
     ]
-    yield f"On uneven devices the best of all other schedules takes {span(nearest, percent)} longer."
+    yield f"On uneven stages the best of all other schedules takes {span(nearest, percent)} longer."
     equal = [row for row in cases["balanced"] if row["schedule"] == "optpipe" and row["fits"]]
     fastest = shape_of(min(equal, key=lambda row: row["makespan_ns"]))
     lost = [
@@ -70,7 +70,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         if (blind := best(case, "optpipe", "assumed", fastest)) and (told := best(case, "optpipe"))
     ]
     yield (
-        f"Its fastest plan for equal devices takes {span(lost, percent)} longer there and does not fit in"
+        f"Its fastest plan for even stages takes {span(lost, percent)} longer there and does not fit in"
         f" {len(uneven) - len(lost)} of {len(uneven)} cases."
     )
     moved, stay = best("half A100, layers moved", "optpipe"), best("half A100", "optpipe")

@@ -61,8 +61,9 @@ def _answer(full: Sequence[Cell], less: Sequence[Cell], long: Sequence[Cell]) ->
     )
     at = [one.copy_over_work for one in long if one.rate == EASY]
     yield (
-        f"Long sequences are where copies hide most easily, at {EASY} GB/s in {span(at, '{:.1f}'.format)} times the time of compute, and where they pay least: beside attention, which grows"
-        " with the square of the length and need not be recomputed, recomputing the rest costs little"
+        f"Long sequences are where copies hide most easily, at {EASY} GB/s in {span(at, '{:.1f}'.format)} times the time of compute. With less memory and {FAST} GB/s or more they pay least there"
+        f" ({_gains([one for one in long if one.share < 1 and one.rate >= FAST])}, shorter ones {_gains(fast)}); with all of that memory they gain the most ({_gains([one for one in long if one.share == 1])}, shorter ones"
+        f" {_gains([one for one in full if one.setting[1] < LONG])})"
     )
     yield (
         f"With {span({one.rate for one in slow}, '{:g}'.format)} GB/s {len(_of(slow, PAYS, ENOUGH))} of {len(slow)} of the shorter cells are proven to pay, and the best found gain"
