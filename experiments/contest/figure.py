@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 
 from optpipe_sim.plot.style import INK, MUTED, new_figure, styled
 from optpipe_sim.spread import Spread, spread
+from optpipe_sim.study.claims import span
 
 ALL = "this search"
 ONE = "this search, 1 chunk, offload"  # our reading of OptPipe
@@ -263,8 +264,7 @@ def _winner(ax: Any, down: int, methods: Methods) -> None:
             color=LOOKS[best.method][0])  # fmt: skip
     if ours.time is not None:
         low, high = (100 * (best.cell.ns / ns - 1) for ns in (ours.time.most, ours.time.least))
-        span = f"{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"{low:.1f} to {high:.1f}"
-        longer = f"takes {span} % longer than this search"
+        longer = f"takes {span((low, high), '{:.1f}'.format)} % longer than this search"
         ax.text(0.02, down + 0.17, longer, fontsize=7, va="center")
 
 
@@ -326,6 +326,11 @@ def _key() -> tuple[list[Any], list[str]]:
                       markerfacecoloralt="white")  # fmt: skip
 
     entries = [(sign(marker, colour, "none"), name) for name, (colour, marker) in LOOKS.items()]
+    # without how many chunks are tried
+    families = (
+        dict.fromkeys(name.split(", up to")[0] for name in some) for some in OVER_MEMORY.values()
+    )
+    several = [f"{', '.join(names)};" for names in families if len(names) > 1]
     words = {"none": "nothing recomputed", "selective": "a part recomputed", CHOSEN: "as the rule chooses",
              "full": "all recomputed"}  # fmt: skip
     entries += [(sign("o", MUTED, FILLS[treated]), text) for treated, text in words.items()]
@@ -333,7 +338,13 @@ def _key() -> tuple[list[Any], list[str]]:
         (Line2D([], [], color=INK, linewidth=1.6), "this search, all treatments"),
         (
             Line2D([], [], color=MUTED, linestyle=":"),
-            "below: the fastest without recomputation\nof 1F1B, 1F1B-I, AdaPipe, Mario (1F1B-I);\nof ZB-H1, ZB-V, V-Half, V-Min (V-Half);\nof AdaOffload, AdaOffload-R (AdaOffload)",
+            "\n".join(
+                [
+                    "below: the fastest without recomputation,",
+                    "with the mark of one, among",
+                    *several,
+                ]
+            ),
         ),
         (Line2D([], [], color=MUTED), "... and with any"),
     ]

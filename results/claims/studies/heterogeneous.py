@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from optpipe_sim.spread import Spread, over_seeds, spread
 from optpipe_sim.study.claims import Row, Tables, percent, span
+from optpipe_sim.study.experiment import load_experiment
 
 Shape = tuple[int, str]
 SAME = ("profile.name", "chunks", "placement", "schedule", "planned_for")
-
-MODEL = "llama3-8b"
+FOLDER = Path(__file__).parents[3] / "experiments" / "heterogeneous"
 
 
 def sentences(tables: Tables) -> Iterator[str]:
@@ -46,6 +47,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         assert even is not None
         parts.append(f"{name} {percent(even)} and {span(found, percent)} (n = {len(found)})")
     seeds = _spreads(rows)
+    model = load_experiment(FOLDER).base["profile"]["estimate"]["model"]
     (limit,) = {row["memory_limit"] for row in rows}
     ((devices, m),) = {
         (len(row["peak_bytes_per_device"]), row["microbatches"])
@@ -53,7 +55,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         if row.get("peak_bytes_per_device")
     }
     yield (
-        f"For {MODEL} on {devices} devices, m = {m}, over this search (medians of {max(each.seeds for each in seeds)} seeds, which differ by up to"
+        f"For {model} on {devices} devices, m = {m}, over this search (medians of {max(each.seeds for each in seeds)} seeds, which differ by up to"
         f" {percent(max(each.share for each in seeds))}; one chunk, or two in a V; {limit} everywhere)"
         f" symmetric patterns take longer by, on even and on uneven stages (devices of unlike speed, or a heavy head): {', '.join(parts)}."
     )

@@ -8,8 +8,6 @@ from experiments.microbatch_size.figure import joined
 from optpipe_sim.study.claims import Tables, percent, span
 
 TIGHT = "44GiB"
-DEVICES = 8
-MODEL = "A GPT of 14.6 billion parameters"
 
 
 def sentences(tables: Tables) -> Iterator[str]:
@@ -39,8 +37,9 @@ def sentences(tables: Tables) -> Iterator[str]:
     tight = times(many, "optpipe", TIGHT)
     least = min(tight.values())
     own = span(size for size, ns in tight.items() if ns / least - 1 < same)
+    model, devices = table[0]["profile"].split("-h100")[0], len(rows[0]["peak_bytes_per_device"])
     yield (
-        f"{MODEL} on {DEVICES} H100s. Of {many} sequences per iteration, in all memory of the devices, 1F1B is fastest with one per microbatch and takes {percent(plain[4] / plain[1] - 1)} longer with {4};"
+        f"`{model}` on {devices} H100s. Of {many} sequences per iteration, in all memory of the devices, 1F1B is fastest with one per microbatch and takes {percent(plain[4] / plain[1] - 1)} longer with {4};"
         f" with {8} or more it does not fit. This search ({effort}) is within {percent(same, 0)} of its best with {span(near)}, and takes {percent(slower[8])} longer with {8} and"
         f" {percent(slower[16])} with {16}; in {TIGHT.replace('GiB', ' GiB')} it is within {percent(same, 0)} of its best with {own}, and takes {percent(tight[4] / least - 1)} longer with {4}."
     )

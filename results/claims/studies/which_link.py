@@ -27,8 +27,9 @@ def sentences(tables: Tables) -> Iterator[str]:
     every = cells(tables("which_link"))
     full = [one for one in every if one.share == 1]
     less = [one for one in every if one.share < 1]
-    yield from _answer(full, less, [one for one in every if one.setting[1] == LONG])
-    yield from _row(full, less, [one for one in every if one.setting[1] == LONG])
+    long = [one for one in every if one.setting[1] == LONG]
+    yield from _answer(full, less, long)
+    yield from _row(full, less, long)
     yield from _against(full, less, every)
     yield _too_large(tables("which_link"))
     yield from _table(less)
