@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -30,6 +31,10 @@ settings.register_profile(
 settings.register_profile("many", settings.get_profile("project"), max_examples=400)
 settings.load_profile("project")
 
+
+# Numba, torch and bokeh make millions of objects that stay: Python's collector, which looks through all of them again
+# and again, takes a tenth of the time of the tests.
+gc.set_threshold(200_000, 20, 100)
 
 # processes that tests start import the helpers too: pyproject.toml's pythonpath holds for this one only
 HELPERS = Path(__file__).parent / "helpers"

@@ -56,14 +56,11 @@ def taken_back(plan, saved, t):  # type: ignore[no-untyped-def]
 
 
 @njit
-def find_tails(plan, costs, t, span_counts):  # type: ignore[no-untyped-def]
-    tails.begin_tails(plan, costs, t, span_counts)
-    tails.renew_tails(plan, costs, t)
-
-
-@njit
-def renew_tails(plan, saved, costs, t):  # type: ignore[no-untyped-def]
-    tails.mark_tails(plan, saved, costs, t)
+def renew_tails(plan, saved, costs, t, anew, span_counts):  # type: ignore[no-untyped-def]
+    if anew:
+        tails.begin_tails(plan, costs, t, span_counts)
+    else:
+        tails.mark_tails(plan, saved, costs, t)
     tails.renew_tails(plan, costs, t)
 
 
@@ -111,6 +108,9 @@ class Walk:
         rows = zip(self.plan.prog, self.plan.length, strict=True)
         return np.concatenate([row[:size] for row, size in rows])
 
+    def renew_tails(self, spans: bool, anew: bool) -> None:
+        renew_tails(self.plan, self.saved, self.costs, self.t, anew, spans)
+
     def take(self) -> None:
         """Go on from the changed plan."""
         self.saved = self.plan.copy()
@@ -150,7 +150,7 @@ def test_incremental_updates_equal_a_full_evaluation() -> None:
 
     @given(walks(), st.booleans())
     def follow(here: Walk, spans: bool) -> None:
-        find_tails(here.plan, here.costs, here.t, spans)
+        here.renew_tails(spans, anew=True)
         for _ in range(10):
             check_tails(here, spans)
             tail = here.t.tail.copy()
@@ -163,10 +163,9 @@ def test_incremental_updates_equal_a_full_evaluation() -> None:
             if not goes_on or here.random.random() < 0.2:
                 here.take_back()
                 continue
-            if spans:  # devices may begin at other times
-                find_tails(here.plan, here.costs, here.t, spans)
-            else:
-                renew_tails(here.plan, here.saved, here.costs, here.t)
+            here.renew_tails(
+                spans, anew=spans
+            )  # to the longest span: devices may begin at other times
             here.take()
 
     follow()
