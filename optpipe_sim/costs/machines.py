@@ -203,7 +203,7 @@ class Machine:
 
     name: str
     title: str
-    peak_tflops: Mapping[str, float]
+    peak_tflops: Mapping[str, float] = field(hash=False)
     units: int
     memory_gib: float
     memory_gb_per_s: float
@@ -217,7 +217,7 @@ class Machine:
     nvme: Drives | None = None
     offload_to: str = "host"
     execution: str = "ideal"
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def memory_rate(self) -> float:

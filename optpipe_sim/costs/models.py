@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from ..errors import OptPipeError
@@ -207,9 +208,13 @@ class Model:
         """Width of one head of values."""
         return self.value_dim if self.latent else self.head_dim
 
-    def is_dense(self, layer: int) -> bool:
-        """Whether a layer (from 0) has a plain MLP rather than experts."""
-        return not self.experts or layer < self.dense_layers or (layer + 1) % self.experts_every > 0
+    @cached_property
+    def dense(self) -> tuple[bool, ...]:
+        """Of each layer whether it has a plain MLP rather than experts."""
+        return tuple(
+            not self.experts or layer < self.dense_layers or (layer + 1) % self.experts_every > 0
+            for layer in range(self.layers)
+        )
 
 
 def beyond_context(model: Model, seq: int) -> str | None:
@@ -295,13 +300,13 @@ def projection_parameters(model: Model) -> int:
 
 def mtp_parameters(model: Model) -> int:
     """Weights of the layers that predict further tokens, without the tables that they share."""
-    own = layer_parameters(model, model.is_dense(model.layers - 1)) + projection_parameters(model)
+    own = layer_parameters(model, model.dense[-1]) + projection_parameters(model)
     return model.mtp * own
 
 
 def parameters(model: Model) -> int:
     """Return all weights but those of `mtp`, a tied head counted once."""
-    dense = sum(model.is_dense(layer) for layer in range(model.layers))
+    dense = sum(model.dense)
     total = dense * layer_parameters(model, True)
     total += (model.layers - dense) * layer_parameters(model, False) if model.experts else 0
     total += embedding_parameters(model) + head_parameters(model)
@@ -313,7 +318,7 @@ def active_parameters(model: Model, embedding: bool = True) -> int:
 
     `embedding`: count the token table, of which a token only reads a row (some authors do).
     """
-    idle = sum(not model.is_dense(layer) for layer in range(model.layers))
+    idle = model.layers - sum(model.dense)
     unused = (model.experts - model.experts_per_token) * expert_parameters(model) if idle else 0
     table = 0 if embedding or model.tied else embedding_parameters(model)
     return parameters(model) - idle * unused - table

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import NamedTuple
 
 from ..errors import OptPipeError
 from ..profile import Nvme, Offload
-from ..stage_cost import StageCost
 from .layout import MARK, Layout
 from .machines import Machine, MachineError, Pcie
 from .models import Model
@@ -32,43 +31,28 @@ from .work import (
 OPTIMIZER_BYTES = 12  # Adam in mixed precision: fp32 weights and two moments
 
 
-def static_bytes(
-    counts: tuple[int, int],
-    layout: Layout,
-    weight_bytes: int = 2,
-    gradient_bytes: int = GRADIENT_BYTES,
-) -> int:
-    """Return the sum of `static_parts`."""
-    return sum(static_parts(counts, layout, weight_bytes, gradient_bytes))
-
-
-def static_parts(
-    counts: tuple[int, int],
-    layout: Layout,
-    weight_bytes: int = 2,
-    gradient_bytes: int = GRADIENT_BYTES,
-) -> tuple[int, int, int]:
+def static_parts(counts: tuple[int, int], layout: Layout, work: Work) -> tuple[int, int, int]:
     """Return the bytes of weights, of gradients and of optimizer states of a stage on one device.
 
     Args:
         counts: weights outside the experts, and of the experts, on one device.
     """
-    optimizer = OPTIMIZER_BYTES if weight_bytes == 2 else OPTIMIZER_BYTES - 4
-    both = tuple(zip(counts, (layout.copies, layout.expert_copies), strict=True))
-
-    def held(least: int, size: int) -> int:
-        shared = layout.zero >= least
-        return sum(-(-count * size // (copies if shared else 1)) for count, copies in both)
-
-    return held(3, weight_bytes), held(2, gradient_bytes), held(1, optimizer)
+    optimizer = OPTIMIZER_BYTES if work.weight_bytes == 2 else OPTIMIZER_BYTES - 4
+    sizes = (3, work.weight_bytes), (2, work.held_gradient_bytes), (1, optimizer)
+    (outside, inside), copies, expert_copies = counts, layout.copies, layout.expert_copies
+    weights, gradients, states = (
+        -(-outside * size // (copies if layout.zero >= least else 1))
+        - (-inside * size // (expert_copies if layout.zero >= least else 1))
+        for least, size in sizes
+    )
+    return weights, gradients, states
 
 
 def step_bytes(counts: tuple[int, int], layout: Layout, work: Work) -> int:
     """Return what a device holds in the optimizer's step, no activations, where that copies gradients to fp32 first."""
     both = zip(counts, (layout.copies, layout.expert_copies), strict=True)
     updated = sum(-(-count // (copies if layout.zero else 1)) for count, copies in both)
-    held = static_bytes(counts, layout, work.weight_bytes, work.held_gradient_bytes)
-    return held + GRADIENT_BYTES * updated
+    return sum(static_parts(counts, layout, work)) + GRADIENT_BYTES * updated
 
 
 def optimizer_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> float:
@@ -92,10 +76,11 @@ def zero_seconds(
 ) -> dict[str, float]:
     """Return the time that ZeRO 2 and 3 add to F, B and W of a microbatch, before any overlap."""
     found = {"F": 0.0, "B": 0.0, "W": 0.0}
+    if layout.zero < 2:
+        return found
     for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
         part = count * (copies - 1) / copies / replica_bandwidth(layout, copies, machine)
-        if layout.zero >= 2:
-            found["W"] += gradient_bytes * part
+        found["W"] += gradient_bytes * part
         if layout.zero >= 3:
             found["F"] += 2 * part
             found["B"] += 2 * part
@@ -143,7 +128,7 @@ def stage_kinds(model: Model, counts: Sequence[int]) -> list[tuple[int, int]]:
     """Return, per stage, the numbers of layers with a plain MLP and with experts."""
     kinds, at = [], 0
     for count in counts:
-        dense = sum(model.is_dense(layer) for layer in range(at, at + count))
+        dense = sum(model.dense[at : at + count])
         kinds.append((dense, count - dense))
         at += count
     return kinds
@@ -168,13 +153,38 @@ def message_ns(model: Model, machine: Machine, layout: Layout, work: Work) -> tu
     return round(rates.p2p_latency_us * 1e3), round(mean)
 
 
-def offloading(
-    costs: list[StageCost], machine: Machine, layout: Layout, wanted: bool | None
-) -> tuple[list[StageCost], Offload | None]:
-    """Return the offload section: copy times, who shares a switch, the host's memory or the drives."""
-    if wanted is False or (wanted is None and machine.pcie is None):
-        return costs, None
+class Copies(NamedTuple):
+    """How the devices of a pipeline offload: the section of a profile, and how long copies take.
+
+    Attributes:
+        sharers: devices of a switch that copy at the same time. `devices`: of the pipeline.
+    """
+
+    section: Offload
+    pcie: Pcie
+    sharers: int
+    devices: int
+
+    def times_ns(self, size: int) -> tuple[int, int]:
+        """Return how long so many bytes take to the host or the drives, and back."""
+        write, read = self.section.drive_ns(self.devices, size)
+        out = round(size * self.sharers / self.pcie.d2h_gb_per_s)
+        back = round(size * self.sharers / self.pcie.h2d_gb_per_s)
+        return max(out, write), max(back, read)
+
+
+def offloading(machine: Machine, layout: Layout, wanted: bool | None) -> Copies | None:
+    """Return how activations are offloaded: who shares a switch, the host's memory or the drives; None: they are not.
+
+    Args:
+        wanted: as of `estimate`.
+
+    Raises:
+        MachineError: for a machine without what is wanted.
+    """
     pcie = machine.pcie
+    if wanted is False or (wanted is None and pcie is None):
+        return None
     if pcie is None:
         raise MachineError(
             f"machine {machine.name}: no PCIe data, so no offloading: give pcie (generation, lanes,"
@@ -194,7 +204,7 @@ def offloading(
     elif machine.host_memory_gib is not None:
         limit = int(machine.host_memory_gib * 2**30 / taken)
     links = [tuple(range(at, min(at + per_link, p))) for at in range(0, p, per_link)]
-    offload = Offload(
+    section = Offload(
         copy_engines=pcie.copy_engines,
         host_link=pcie.host_link,
         host_link_groups=tuple(one for one in links if len(one) > 1),
@@ -202,13 +212,7 @@ def offloading(
         devices_per_node=per_node,
         nvme=nvme,
     )
-    timed = []
-    for cost in costs:
-        write, read = offload.drive_ns(p, cost.offloadable)
-        out = round(cost.offloadable * sharers / pcie.d2h_gb_per_s)
-        back = round(cost.offloadable * sharers / pcie.h2d_gb_per_s)
-        timed.append(replace(cost, t_offload_ns=max(out, write), t_reload_ns=max(back, read)))
-    return timed, offload
+    return Copies(section, pcie, sharers, p)
 
 
 def _drives(machine: Machine, taken: int) -> Nvme | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ..profile import CostProfile
@@ -15,14 +16,13 @@ from .models import Model, beyond_context
 from .parallelism import (
     optimizer_seconds,
     replica_bandwidth,
-    static_bytes,
     static_parts,
     step_bytes,
 )
 from .roofline import OpTime, head_gemm, projection
+from .stages import OPS, Stages
 from .work import GRADIENT_BYTES, Work
 
-OPS = ("F", "B", "W")
 STEP = "step_bytes_per_device"  # of a profile's meta, where a copy is made for the optimizer's step
 # weights in a bucket: Megatron-LM's default, the larger of these
 BUCKET, BUCKET_PER_COPY = 40_000_000, 1_000_000
@@ -55,17 +55,14 @@ ONCE = (
 )
 
 
-def provenance(
-    model: Model,
-    machine: Machine,
-    layout: Layout,
-    work: Work,
-    counts: Sequence[int | str],
-    notes: dict[str, Any],
-    lengths: Sequence[int] = (),
-) -> dict[str, Any]:
-    """Return the provenance of a profile: the plan, and which of its numbers are estimated or fitted."""
-    rates = machine.rates
+def provenance(stages: Stages, work: Work, lengths: Sequence[int]) -> dict[str, Any]:
+    """Return the provenance of a profile: the plan, and which of its numbers are estimated or fitted.
+
+    Args:
+        work: of whole sequences. `lengths`: the tokens of their slices.
+    """
+    model, machine, layout = stages.model, stages.machine, stages.layout
+    rates, notes = machine.rates, iteration_facts(stages)
     fixed = rates.fixed_ms + (rates.expert_ms if model.experts else 0.0)
     how = {key: f"fitted to {source}" for key, source in rates.fitted.items()}
     times = "estimated" if not how else "estimated with fitted rates"
@@ -91,7 +88,7 @@ def provenance(
             **({"etp": layout.etp} if layout.etp is not None else {}),
         },
         "work": _work(work, lengths),
-        "layers_per_stage": list(counts),
+        "layers_per_stage": list(stages.counts),
         "iteration": {key: notes[key] for key in ONCE if key in notes}
         | ({"fixed_ms": fixed} if fixed else {})
         | {"overhead": rates.overhead, "peak_flops_per_device": machine.peak(work.dtype)},
@@ -242,85 +239,82 @@ def mfu_ceiling(profile: CostProfile, causal: bool = False) -> float:
     return mfu(profile, whole, 1, causal)
 
 
-def iteration_facts(
-    model: Model,
-    machine: Machine,
-    layout: Layout,
-    work: Work,
-    spent: Sequence[Mapping[str, OpTime]],
-    weights: Sequence[tuple[int, int]],
-    exposed: float,
-) -> dict[str, Any]:
-    """Return what holds for the whole iteration, as `provenance` takes it.
-
-    Args:
-        work: whole sequences. spent: by stage and op, on one microbatch.
-        weights: per stage, outside and inside experts.
-        exposed: seconds that the exchange of tokens adds to one microbatch's F and B where it is
-            hidden behind no other microbatch, over all stages.
-    """
-    devices = layout.pipeline
+def iteration_facts(stages: Stages) -> dict[str, Any]:
+    """Return what holds for the whole iteration: weights, what replicas exchange, the update, and the FLOPs."""
+    model, machine, layout, work = stages.model, stages.machine, stages.layout, stages.work
+    keys, parts, exposed = stages.keys, stages.parts, stages.exposed_s
+    spent = {key: _of_sequence(part.times, work.slices) for key, part in parts.items()}
+    totals = {key: [time.total for time in times.values()] for key, times in spent.items()}
+    whole = sum(total for key in keys for total in totals[key]) or 1.0
+    columns = zip(*(time for key in keys for time in spent[key].values()), strict=True)
     # as with placement loop; others differ only where stages differ
-    held = [
-        tuple(sum(pair[i] for pair in weights[d::devices]) for i in (0, 1)) for d in range(devices)
-    ]
-    pairs = [(int(pair[0]), int(pair[1])) for pair in held]
-    times = [time for stage in spent for time in stage.values()]
-    whole = sum(time.total for time in times) or 1.0
-    passes = {ops: [sum(stage[op].compute for op in ops) for stage in spent] for ops in ("F", "BW")}
+    devices = [tuple(keys[device :: layout.pipeline]) for device in range(layout.pipeline)]
+    weights = {own: _sum_of([parts[key].weights for key in own]) for own in dict.fromkeys(devices)}
+    pairs = {pair: sum(static_parts(pair, layout, work)) for pair in weights.values()}
     synced = (
         exposed_sync(
             pair,
             layout,
             machine,
             work.overlap,
-            passes["F"][d::devices],
-            passes["BW"][d::devices],
+            [spent[key]["F"].compute for key in own],
+            [spent[key]["B"].compute + spent[key]["W"].compute for key in own],
             work.gradient_bytes,
         )
-        for d, pair in enumerate(pairs)
+        for own, pair in weights.items()
     )
+    flops, causal = model_flops(model, work.microbatch, work.slices * work.seq)
     return {
-        "parameters_per_device": [sum(pair) for pair in pairs],
-        "weights_bytes_per_device": [
-            static_bytes(pair, layout, work.weight_bytes, work.held_gradient_bytes)
-            for pair in pairs
-        ],
-        "static_by_stage": [
-            list(static_parts(pair, layout, work.weight_bytes, work.held_gradient_bytes))
-            for pair in weights
-        ],
-        **({STEP: [step_bytes(pair, layout, work) for pair in pairs]} if work.step_copy else {}),
-        "optimizer_ms": _ms(max(optimizer_seconds(p, layout, machine) for p in pairs)),
+        "parameters_per_device": [sum(weights[own]) for own in devices],
+        "weights_bytes_per_device": [pairs[weights[own]] for own in devices],
+        "static_by_stage": [list(parts[key].static) for key in keys],
+        **(
+            {STEP: [step_bytes(weights[own], layout, work) for own in devices]}
+            if work.step_copy
+            else {}
+        ),
+        "optimizer_ms": _ms(max(optimizer_seconds(pair, layout, machine) for pair in pairs)),
         "gradient_sync_ms": _ms(max(synced)),
         **({"exposed_exchange_ms": _ms(exposed)} if exposed > 0 else {}),
         "time_spent": {
-            part: round(sum(getattr(time, part) for time in times) / whole, 4)
-            for part in OpTime._fields
+            part: round(sum(column) / whole, 4)
+            for part, column in zip(OpTime._fields, columns, strict=True)
         },
-        "flops_per_microbatch": _flops(model, work),
-        "flops_per_microbatch_causal": _flops(model, work, causal=True),
+        "flops_per_microbatch": flops,
+        "flops_per_microbatch_causal": causal,
     }
 
 
-def _flops(model: Model, work: Work, causal: bool = False) -> int:
+def _of_sequence(times: Mapping[str, OpTime], slices: int) -> Mapping[str, OpTime]:
+    """Return the times of a slice with the attention of the mean one, for all tokens before it."""
+    if slices == 1:
+        return times
+    return {op: time._replace(attention=slices * time.attention) for op, time in times.items()}
+
+
+def _sum_of(weights: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    outside, inside = map(sum, zip(*weights, strict=True))
+    return outside, inside
+
+
+@lru_cache(maxsize=1024)
+def model_flops(model: Model, microbatch: int, seq: int) -> tuple[int, int]:
     """Model FLOPs of the whole model's F, B and W of one microbatch, as MFU counts them.
 
-    Every score is counted, or with `causal` half of them, layers that predict further tokens with their heads (as
+    Every score is counted, and second half of them, layers that predict further tokens with their heads (as
     in Megatron-LM, training.py), and no recomputation.
     """
-    whole = Work(work.microbatch, work.seq)
+    whole = Work(microbatch, seq)
     total = 3 * (1 + model.mtp) * head_gemm(model, whole).flops
     total += model.mtp * sum(projection(model, whole).flops(op) for op in OPS)
-    kinds = [model.is_dense(at) for at in range(model.layers)]
-    kinds += kinds[-1:] * model.mtp
+    kinds = [*model.dense, *model.dense[-1:] * model.mtp]
+    masked = 0  # of the scores: F once, B twice
     for kind, number in ((True, sum(kinds)), (False, len(kinds) - sum(kinds))):
         if number:
             one = layer(model, kind, whole)
             total += number * sum(one.flops(op) for op in OPS)
-            if causal and not model.bidirectional:  # F once, B twice
-                total -= number * 3 * one.attention_flops // 2
-    return total
+            masked += number * 3 * one.attention_flops // 2
+    return total, total if model.bidirectional else total - masked
 
 
 def _ms(seconds: float) -> float:

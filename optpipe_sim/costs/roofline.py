@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from operator import add
 from typing import NamedTuple
 
 from .layer import FP8_BYTES, Gemm, Kept, Layer, operands, stored
@@ -48,11 +49,11 @@ class OpTime(NamedTuple):
 
     def plus(self, other: OpTime) -> OpTime:
         """Return the sum, part by part."""
-        return OpTime(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        return OpTime(*map(add, self, other))
 
     def times(self, number: int) -> OpTime:
         """Multiply each part."""
-        return OpTime(*(number * mine for mine in self))
+        return OpTime(*[number * mine for mine in self])
 
 
 def gemm_seconds(
@@ -459,6 +460,18 @@ def head_bytes(machine: Machine, model: Model, work: Work) -> tuple[int, int]:
     gemm = head_gemm(model, work)
     inputs = 2 * work.element * work.norm_tokens * model.hidden
     return inputs, round(logit_bytes(machine, work) * gemm.rows * gemm.columns)
+
+
+def working_set(one: Layer, machine: Machine) -> int:
+    """Return what the backward pass of one layer needs besides what is kept for it.
+
+    Gradients of about half of a whole layer's activations (none of them in fp8); and what it
+    recomputes, which the W of the layer holds until it has run.
+    """
+    gradients = sum(kept.computed for kept in one.kept)
+    needed = max(one.kept_bytes("none"), one.held_for_w)
+    again = max(0, needed - one.kept_bytes())
+    return round(machine.rates.working_set * gradients) + again + one.buffers
 
 
 def head_working_set(machine: Machine, model: Model, work: Work) -> int:

@@ -13,34 +13,26 @@ from ..errors import OptPipeError
 from ..op_table import in_proportion
 from ..profile.parts import join
 from ..stage_cost import RecomputeLevel, StageCost
-from .layer import Layer
-from .machines import Machine
 from .models import Model
 from .recompute.regions import modules_of
 from .roofline import OpTime, message_seconds
+from .stages import LayerCost, Stages
 from .work import SLICE_BY, Work
 
 TILE = 128  # tokens: slices of equal time are whole numbers of these, where they are long enough
 
 
 class Piece(NamedTuple):
-    """A slice: what a first slice as long as it costs, and where in its sequence it is.
+    """A slice: what a first slice as long as it costs, in all and per stage, and its first token in its sequence."""
 
-    Attributes:
-        costs: per stage. `layers`, `times`: of one layer, by whether it is plain.
-        work: a slice. start: its first token.
-    """
-
+    of: Stages
     costs: Sequence[StageCost]
-    layers: Mapping[bool | None, Layer]
-    times: Mapping[bool | None, Mapping[str, OpTime]]
-    work: Work
-    start: int = 0
+    start: int
 
     @property
     def ahead(self) -> float:
         """The tokens before it, in slices as long as it."""
-        return self.start / self.work.seq
+        return self.start / self.of.work.seq
 
 
 def slice_length(work: Work) -> int:
@@ -109,14 +101,22 @@ def lengths_of_equal_time(
     return tuple(after - before for before, after in pairwise([*ends, seq]))
 
 
-def placed(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """Of each slice its first token, and how many it has."""
-    return list(zip([0, *accumulate(lengths)], lengths, strict=False))
+def lengths_of(stages: Stages) -> tuple[int, ...]:
+    """Return the tokens of each slice, of equal length or of equal time.
+
+    Raises:
+        OptPipeError: where it is neither.
+    """
+    work, model = stages.work, stages.model
+    require_slice_by(work.slice_by)
+    equal = (work.seq,) * work.slices
+    if work.slice_by != "time" or work.slices == 1:
+        return equal
+    last = stages.costs.layers[model.dense[-1]]
+    return lengths_of_equal_time(equal, last.times, work.cp * work.tp)
 
 
-def in_slices(
-    pieces: Sequence[Piece], kinds: Sequence[tuple[int, int]], model: Model, machine: Machine
-) -> list[StageCost]:
+def sliced_stages(stages: Stages, lengths: Sequence[int]) -> list[StageCost]:
     """Stages of whole sequences, from what their slices cost.
 
     A slice attends to all tokens before it in full and to half of its own, so with k slices as long as
@@ -129,11 +129,17 @@ def in_slices(
     No copy moves keys and values, which the backward passes of later slices read, too.
 
     Args:
-        kinds: plain and expert layers of each stage.
+        stages: on a slice. lengths: the tokens of each slice, in order.
     """
-    stages = []
-    for stage, kind in enumerate(kinds):
-        parts = [_placed(piece, stage, kind, model, machine) for piece in pieces]
+    known = {}
+    for length in set(lengths):
+        own = stages.with_work(seq=length)
+        known[length] = own, own.stage_costs()
+    starts = accumulate(lengths, initial=0)
+    pieces = [Piece(*known[length], start) for length, start in zip(lengths, starts, strict=False)]
+    found = []
+    for stage, (kinds, *_) in enumerate(stages.keys):
+        parts = [_placed(piece, stage, kinds[:2]) for piece in pieces]
         names = set.intersection(*({level.name for level in part.recompute} for part in parts))
         parts = [
             replace(part, recompute=tuple(one for one in part.recompute if one.name in names))
@@ -141,30 +147,22 @@ def in_slices(
         ]
         static = max(piece.costs[stage].static_bytes for piece in pieces)
         gradients = sum(part.kv_bytes for part in parts[:-1])
-        stages.append(join(parts, static + gradients, pieces[0].costs[stage].layers))
-    return stages
+        found.append(join(parts, static + gradients, pieces[0].costs[stage].layers))
+    return found
 
 
-def _placed(
-    piece: Piece, stage: int, kind: tuple[int, int], model: Model, machine: Machine
-) -> StageCost:
-    """Return a slice of a stage where it is in its sequence."""
-    cost, times, work = piece.costs[stage], piece.times, piece.work
-    layers = [(dense, number) for dense, number in zip((True, False), kind, strict=True) if number]
-    more = {
-        op: round(
-            2
-            * piece.ahead
-            * 1e9
-            * sum(number * times[dense][op].attention for dense, number in layers)
-        )
-        + round(
-            1e9
-            * sum(number * _exposed(piece, dense, op, model, machine) for dense, number in layers)
-        )
-        for op in ("F", "B")
-    }
-    kv = min(cost.act_bytes, sum(kind) * key_bytes(model, work))
+def _placed(piece: Piece, stage: int, kind: tuple[int, int]) -> StageCost:
+    """Return a slice of a stage, of so many plain and expert layers, where it is in its sequence."""
+    cost, kinds = piece.costs[stage], piece.of.costs.layers
+    layers = [
+        (kinds[dense], number) for dense, number in zip((True, False), kind, strict=True) if number
+    ]
+    more = {}
+    for op in ("F", "B"):
+        attention = sum(number * one.times[op].attention for one, number in layers)
+        exposed = sum(number * _exposed(piece, one, op) for one, number in layers)
+        more[op] = round(2 * piece.ahead * 1e9 * attention) + round(1e9 * exposed)
+    kv = min(cost.act_bytes, sum(kind) * key_bytes(piece.of.model, piece.of.work))
 
     def level(one: RecomputeLevel) -> RecomputeLevel:
         whole = one.layers or 0  # others recompute no attention, but perhaps its inputs
@@ -199,14 +197,14 @@ def _placed(
     )
 
 
-def _exposed(piece: Piece, dense: bool, op: str, model: Model, machine: Machine) -> float:
+def _exposed(piece: Piece, layer: LayerCost, op: str) -> float:
     """Seconds that the exchange of earlier slices' keys and values adds to a layer, beyond what attention
     hides."""
-    attention = piece.times[dense][op].attention
+    attention, of = layer.times[op].attention, piece.of
     added = 0.0
-    for message in piece.layers[dense].messages:
+    for message in layer.work.messages:
         if (message.group, message.op, message.behind) == ("cp", op, "attention"):
-            once = message_seconds(message, machine, model, piece.work)
+            once = message_seconds(message, of.machine, of.model, of.work)
             shown = (piece.ahead + 1) * once - (2 * piece.ahead + 1) * attention
             added += max(0.0, shown) - max(0.0, once - attention)
     return added

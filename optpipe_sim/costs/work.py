@@ -247,8 +247,8 @@ class Work:
         for key in ("overlap", "cuda_graph_modules"):
             object.__setattr__(self, key, tuple(getattr(self, key)))
 
-    def on(self, layout: Layout) -> Work:
-        """Return it on the devices of one stage of a layout."""
+    def on(self, layout: Layout, **changes: Any) -> Work:
+        """Return it on the devices of one stage of a layout, with other changes."""
         return replace(
             self,
             tp=layout.tp,
@@ -256,6 +256,7 @@ class Work:
             ep=layout.ep,
             expert_tp=layout.expert_tp,
             sequence_parallel=self.sequence_parallel and layout.tp > 1,
+            **changes,
         )
 
     @property

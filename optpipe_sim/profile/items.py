@@ -44,7 +44,8 @@ class Item:
             raise ProfileError(f"reserve_bytes: must be from 0 to 2^50, got {self.reserve_bytes}")
         if self.cost.slices:
             raise ProfileError(f"{self.name}: layers have the costs of whole sequences")
-        object.__setattr__(self, "cost", replace(self.cost, layers=1))
+        if self.cost.layers != 1:
+            object.__setattr__(self, "cost", replace(self.cost, layers=1))
 
     def costing(self, cost: StageCost) -> Item:
         """Return the same item with another cost."""

@@ -11,9 +11,10 @@ from optpipe_sim.costs.advise.evaluate import evaluate
 from optpipe_sim.costs.doubt import compared
 from optpipe_sim.costs.layer import Gemm
 from optpipe_sim.costs.layout import Layout
-from optpipe_sim.costs.parallelism import static_bytes, zero_seconds
+from optpipe_sim.costs.parallelism import static_parts, zero_seconds
 from optpipe_sim.costs.provenance import sync_seconds
 from optpipe_sim.costs.roofline import gemm_seconds
+from optpipe_sim.costs.work import Work
 from optpipe_sim.errors import OptPipeError
 
 H100 = load_machine("h100")
@@ -23,8 +24,9 @@ N = 10**9
 def test_weights_with_gradients_in_bf16_take_two_bytes_less() -> None:
     for zero, whole, less in ((0, 18, 2), (1, 2 + 4 + 3, 2), (2, 2 + 1 + 3, 0.5), (3, 4.5, 0.5)):
         layout = Layout(1, dp=4, zero=zero)
-        assert static_bytes((N, 0), layout) == whole * N
-        assert static_bytes((N, 0), layout, 2, 2) == (whole - less) * N
+        assert sum(static_parts((N, 0), layout, Work())) == whole * N
+        narrow = Work(grad_reduce_in_bf16=True)
+        assert sum(static_parts((N, 0), layout, narrow)) == (whole - less) * N
     options = {"devices": 32, "tp": 8, "dp": 2, "zero": 1, "offload": False}
     wide, half = (
         estimate("llama3-70b", H100, grad_reduce_in_bf16=given, **options)

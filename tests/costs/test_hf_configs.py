@@ -100,7 +100,7 @@ def test_a_config_that_would_be_misread_is_refused(config: dict[str, object], pr
 def test_keys_that_are_null_or_list_layers() -> None:
     assert load_model({**LATENT, "n_shared_experts": None}).shared_ffn == 0
     some = load_model({**MOE, "mlp_only_layers": [0, 1, 2]})
-    assert [some.is_dense(at) for at in range(5)] == [True, True, True, False, False]
+    assert some.dense[:5] == (True, True, True, False, False)
     assert load_model({**BASE, "attention_bias": True}).qkv_bias
     stretched = {"factor": 4.0, "original_max_position_embeddings": 4096}
     for key in ("rope_scaling", "rope_parameters"):

@@ -41,8 +41,17 @@ def profile_of(
         OptPipeError: for a choice that the model or the machine does not admit.
     """
     layout, work = question.layout(choice, layers), question.work_of(choice)
-    made = estimated(question.model, question.machine, layout, work, levels, items)
-    return question.limited(restrict(made, question.treatments))
+    made = estimated(
+        question.model,
+        question.machine,
+        layout,
+        work,
+        levels,
+        items,
+        execution=question.execution,
+        limit_bytes=question.limit_bytes,
+    )
+    return restrict(made, question.treatments)
 
 
 def may_fit(

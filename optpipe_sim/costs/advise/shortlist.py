@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...bounds.bounds import fill_and_drain, lower_bound, naive, one_microbatch
 from ...errors import Deadlock, InvalidSchedule, NoSolution, OptPipeError, OutOfMemory
@@ -27,6 +27,7 @@ from ...units import format_size
 from ..calibrate import Calibration
 from ..provenance import iteration_ns
 from ..recompute.regions import RECOMPUTE
+from ..work import Work
 from .memory import Bought, what_memory_buys
 from .replay import PLANNED, UNDER_LIMIT, may_fit, profile_of, replayed, trace_of
 from .rows import Advice, Point, Row
@@ -145,7 +146,7 @@ class Search:
         """Return every choice whose weights fit, in search order, each with a time that no chunks and no
         schedule can beat: its work, evenly spread over the pipeline; and the choices for which a share of
         the time did not suffice."""
-        works: dict[tuple[Any, ...], int] = {}
+        works: dict[Work, int] = {}
         wholes: dict[Choice, CostProfile] = {}  # of uncut sequences
         promised = []
         later: Sequence[Choice] = ()
@@ -166,19 +167,18 @@ class Search:
                 self.pruned["memory"] += len(list(self.question.shapes(choice)))
                 self._note_least(static, choice)
                 continue
-            key = (*choice.split[1:], choice.microbatch, choice.recompute, choice.slices)
-            key += (choice.slice_by,) if choice.slices > 1 else ()
-            if key not in works:
-                # one stage, no exchange of weights: the least these ops can take
-                one = replace(choice, pp=1, zero=min(choice.zero, 1))
+            # one stage, no exchange of weights: the least these ops can take
+            one = replace(choice, pp=1, zero=min(choice.zero, 1))
+            work = self.question.work_of(one).on(self.question.layout(one))
+            if work not in works:
                 whole = profile_of(self.question, one, items=False)
-                works[key] = sum(c.t_f_ns + c.t_b_ns + c.t_w_ns for c in whole.stages)
+                works[work] = sum(c.t_f_ns + c.t_b_ns + c.t_w_ns for c in whole.stages)
                 if whole.pair_hidden:  # pairs hide no more than the exchange of tokens
-                    works[key] -= exchange_ns(*lines_of(whole, 0))
+                    works[work] -= exchange_ns(*lines_of(whole, 0))
             # each op was rounded to a ns
             rounding = 2 * choice.pp * choice.slices * max(self.question.chunks)
-            work = (works[key] - rounding) * choice.microbatches / choice.pp
-            least = work / (1 - self.question.machine.rates.overhead)
+            whole_ns = (works[work] - rounding) * choice.microbatches / choice.pp
+            least = whole_ns / (1 - self.question.machine.rates.overhead)
             units = choice.microbatches * choice.slices
             likely = iteration_ns(profile, naive(profile, units) // choice.slices)
             promised.append((likely, least, choice))

@@ -12,7 +12,6 @@ from ...errors import InvalidSchedule, OptPipeError
 from ...execution import IDEAL, Execution
 from ...names import ENTRIES, parse_name
 from ...option_fields import made_of, options_of
-from ...profile import CostProfile
 from ...schedules import FILL_AND_DRAIN, those
 from ...solvers.options import TREATMENTS
 from ...solvers.starts.published import LOOP, ONE_CHUNK, VEE
@@ -150,11 +149,6 @@ class Question:
             "memory_limit_bytes": self.limit_bytes,
             "execution": self.execution.name,
         }
-
-    def limited(self, profile: CostProfile) -> CostProfile:
-        """Return an estimated profile under the question's memory limit, issued as its trainer does."""
-        limits = (self.limit_bytes,) * profile.devices
-        return replace(profile, memory_limit=limits, execution=self.execution)
 
     @property
     def seq(self) -> int:

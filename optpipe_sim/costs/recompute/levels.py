@@ -53,39 +53,35 @@ def parts_of(layer: Layer, model: Model, machine: Machine, work: Work) -> dict[s
     return found
 
 
-def working_set(one: Layer, machine: Machine) -> int:
-    """Return what the backward pass of one layer needs besides what is kept for it.
+class LayerDrops(NamedTuple):
+    """What one layer can drop: its parts by name, and all of it but its input."""
 
-    Gradients of about half of a whole layer's activations (none of them in fp8); and what it
-    recomputes, which the W of the layer holds until it has run.
-    """
-    gradients = sum(kept.computed for kept in one.kept)
-    needed = max(one.kept_bytes("none"), one.held_for_w)
-    again = max(0, needed - one.kept_bytes())
-    return round(machine.rates.working_set * gradients) + again + one.buffers
+    parts: dict[str, Part]
+    whole: Part
+
+
+def layer_drops(layer: Layer, model: Model, machine: Machine, work: Work) -> LayerDrops:
+    """Return what a layer can drop, and the time to recompute it."""
+    again = op_time(unpaired(layer), "F", machine, model, work).total
+    whole = Part(layer.kept_bytes() - layer.input_bytes, again)
+    return LayerDrops(parts_of(layer, model, machine, work), whole)
 
 
 def stage_levels(
-    layers: Sequence[tuple[Layer, int]],
-    act_bytes: int,
-    w_bytes: int,
-    model: Model,
-    machine: Machine,
-    work: Work,
+    layers: Sequence[tuple[LayerDrops, int]], act_bytes: int, w_bytes: int, factor: float
 ) -> tuple[RecomputeLevel, ...]:
     """Return the levels of a stage, from the fewest bytes dropped to the most.
 
     Args:
-        layers: each kind of layer of the stage, and how many of it there are.
-        act_bytes, w_bytes: of the stage, embedding and head included.
+        layers: what each kind of layer of the stage can drop, and how many of it there are.
+        act_bytes, w_bytes: of the stage, embedding and head included. `factor`: bytes in use per byte dropped.
 
     Levels that drop less than another one and take longer are left out. Layers are recomputed one
     after the other, so the working memory is that of one layer; a split backward ends holding what
     W needs of all of them.
     """
-    factor = machine.rates.memory_factor
     count = sum(number for _, number in layers)
-    dropping = _pareto(_drops(layers, model, machine, work))
+    dropping = _pareto(_drops(layers))
     levels = []
     for name, dropped in dropping.items():
         keep = max(0, act_bytes - round(dropped.size * factor))
@@ -104,29 +100,25 @@ def stage_levels(
     return tuple(levels)
 
 
-def _drops(
-    layers: Sequence[tuple[Layer, int]], model: Model, machine: Machine, work: Work
-) -> dict[str, Dropped]:
+def _drops(layers: Sequence[tuple[LayerDrops, int]]) -> dict[str, Dropped]:
     """Return what each level drops, by name."""
     found: dict[str, Dropped] = {}
-    parts = [(parts_of(layer, model, machine, work), number) for layer, number in layers]
     totals: dict[str, Part] = {}
-    for own, number in parts:
-        for name, part in own.items():
+    for own, number in layers:
+        for name, part in own.parts.items():
             size, seconds = totals.get(name, Part(0, 0.0))
             totals[name] = Part(size + number * part.size, seconds + number * part.seconds)
     chain: list[str] = []
     for name in sorted(totals, key=lambda name: totals[name].seconds / totals[name].size):
         chain.append(name)
-        most = max(sum(own[one].size for one in chain if one in own) for own, _ in parts)
+        most = max(
+            sum(own.parts[one].size for one in chain if one in own.parts) for own, _ in layers
+        )
         found["+".join(chain)] = Dropped(
             sum(totals[one].size for one in chain), sum(totals[one].seconds for one in chain), most
         )
-    whole: list[tuple[int, float]] = []
-    for layer, number in layers:
-        again = op_time(unpaired(layer), "F", machine, model, work).total
-        whole += number * [(layer.kept_bytes() - layer.input_bytes, again)]
-    whole.sort(key=lambda one: one[1] / max(one[0], 1))
+    whole = [own.whole for own, number in layers for _ in range(number)]
+    whole.sort(key=lambda part: part.seconds / max(part.size, 1))
     for name, share in WHOLE.items():
         some = whole[: -int(-share * len(whole) // 1)]
         if some:

@@ -88,7 +88,7 @@ def _experts(model: Model) -> Iterator[tuple[str, Any]]:
     if model.shared_ffn:
         yield "moe-shared-expert-intermediate-size", model.shared_ffn
     yield "moe-grouped-gemm", True
-    kinds = [int(not model.is_dense(layer)) for layer in range(model.layers)]
+    kinds = [int(not dense) for dense in model.dense]
     if not all(kinds):
         yield "moe-layer-freq", _pattern(kinds)
 

@@ -265,7 +265,7 @@ def layer_counts(
         return counts
     work = Work(1, seq)
     each = [
-        float(sum(layer(model, model.is_dense(at), work).flops(op) for op in "FBW"))
+        float(sum(layer(model, model.dense[at], work).flops(op) for op in "FBW"))
         for at in range(model.layers)
     ]
     head = 3.0 * head_gemm(model, work).flops
@@ -284,7 +284,7 @@ class Decoder(nn.Module):
         self.tokens = nn.Embedding(model.vocab, model.hidden) if first else None
         rows = model.positions if first and model.gpt else 0
         self.positions = nn.Embedding(rows, model.hidden) if rows else None
-        self.layers = nn.ModuleDict({str(n): Block(model, model.is_dense(n)) for n in at})
+        self.layers = nn.ModuleDict({str(n): Block(model, model.dense[n]) for n in at})
         self.norm = norm(model) if last else None
         self.head = nn.Linear(model.hidden, model.vocab, bias=False) if last else None
         self.model = model
