@@ -112,8 +112,8 @@ tables: $(RUN)
 	$(BIN)/optpipe-sim figures zb_tables
 
 claims: $(RUN)
-	$(BIN)/python results/claims/provenance.py
-	$(BIN)/python -m optpipe_sim.study.claims
+	$(BIN)/python -m results.claims.provenance
+	$(BIN)/python -m results.claims
 
 figures: $(RUN)
 	$(BIN)/optpipe-sim figures

@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Each row may import from itself and from the rows above it.
 LAYERS = (
     {"codes", "errors", "lazy", "ops", "option_fields", "version"},
-    {"units", "files", "yaml_text", "spread", "processes"},
+    {"units", "files", "yaml_text", "processes"},
     {"compiled", "packed", "execution"},
     {
         "stage_cost",

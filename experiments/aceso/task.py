@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from optpipe_sim.costs.published import published
+from experiments.published import published
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.profile_io import load_profile
 from optpipe_sim.schedules import build

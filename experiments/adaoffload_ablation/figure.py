@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from experiments.spread import middle_runs
 from optpipe_sim.plot.labels import FONT
 from optpipe_sim.plot.style import INK, MUTED, new_figure, styled, text_colour
-from optpipe_sim.spread import middle_runs
 
 Row = Mapping[str, Any]
 # engine, start, label, and position from the top

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeVar
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from experiments.spread import Spread, spread
 from optpipe_sim.plot.style import INK, MUTED, new_figure, styled
-from optpipe_sim.spread import Spread, spread
-from optpipe_sim.study.claims import span
+from results.claims import span
 
 ALL = "this search"
 ONE = "this search, 1 chunk, offload"  # our reading of OptPipe

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares, minimize_scalar
 
+from experiments.published import published
 from optpipe_sim.costs import load_machine, load_model
 from optpipe_sim.costs.machines import Machine
 from optpipe_sim.costs.provenance import iteration_ns
-from optpipe_sim.costs.published import published
 
 from .kernels import reached
 from .microbatches import fit_launches

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
+from experiments.published import published
 from optpipe_sim.costs import load_machine
 from optpipe_sim.costs.machines import Machine
-from optpipe_sim.costs.published import published
 
 from .run import estimated, measured_ns
 

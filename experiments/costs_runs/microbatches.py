@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from experiments.published import published
 from optpipe_sim.costs import load_machine
 from optpipe_sim.costs.machines import Machine
 from optpipe_sim.costs.provenance import iteration_ns
-from optpipe_sim.costs.published import published
 
 from .run import estimated, measured_ns
 from .sweep import Sweep

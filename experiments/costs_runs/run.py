@@ -20,13 +20,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.published import figure_15, published
 from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.doubt import OFFLOADING, Compared, features, kind_of
 from optpipe_sim.costs.layout import Layout
 from optpipe_sim.costs.machines import Machine
 from optpipe_sim.costs.models import Model
 from optpipe_sim.costs.provenance import iteration_ns, mfu
-from optpipe_sim.costs.published import figure_15, published
 from optpipe_sim.costs.recompute.regions import choice_of
 from optpipe_sim.costs.work import Work
 from optpipe_sim.errors import OptPipeError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from experiments.published import published
 from optpipe_sim.costs.machines import Machine, Rates
-from optpipe_sim.costs.published import published
 
 Medians = Mapping[tuple[str, str], tuple[int, float, float]]
 

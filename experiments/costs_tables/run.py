@@ -19,11 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from optpipe_sim.costs import estimate, load_model
-from optpipe_sim.costs.calibrate import TIMES, Calibration, calibrate, determined
-from optpipe_sim.costs.machines import Machine, Rates
-from optpipe_sim.costs.provenance import iteration_ns, mfu
-from optpipe_sim.costs.published import (
+from experiments.published import (
     Cell,
     Run,
     figure_15,
@@ -32,6 +28,10 @@ from optpipe_sim.costs.published import (
     published,
     zero_bubble_cells,
 )
+from optpipe_sim.costs import estimate, load_model
+from optpipe_sim.costs.calibrate import TIMES, Calibration, calibrate, determined
+from optpipe_sim.costs.machines import Machine, Rates
+from optpipe_sim.costs.provenance import iteration_ns, mfu
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.files import write_text
 from optpipe_sim.names import build

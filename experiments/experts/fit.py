@@ -14,8 +14,8 @@ from typing import Any
 
 from scipy.optimize import brentq
 
+from experiments.published import published
 from optpipe_sim.costs import load_machine
-from optpipe_sim.costs.published import published
 
 from .task import iteration_ns, tflops
 

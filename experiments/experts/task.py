@@ -7,8 +7,8 @@ from typing import Any
 
 from scipy.optimize import brentq
 
+from experiments.published import published
 from optpipe_sim.costs import estimate, load_model
-from optpipe_sim.costs.published import published
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.schedules import build
 from optpipe_sim.sim import simulate

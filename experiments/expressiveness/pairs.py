@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from experiments.published import published
 from optpipe_sim.costs import estimate, load_machine
-from optpipe_sim.costs.published import published
 from optpipe_sim.profile import CostProfile
 
 # microbatches; further ones are left out, which makes differences larger than they are with all of them

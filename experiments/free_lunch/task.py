@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from experiments.published import published
 from optpipe_sim.bounds.free_lunch import free_lunch_ratio
-from optpipe_sim.costs.published import published
 from optpipe_sim.ops import BW, F, O, Op, Pair, R
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.profile_io import load_profile

@@ -8,9 +8,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.spread import over_seeds
 from optpipe_sim.plot.labels import FONT, schedule_label
 from optpipe_sim.plot.style import LIMIT, MUTED, new_figure, styled
-from optpipe_sim.spread import over_seeds
 
 Row = Mapping[str, Any]
 CASES = {

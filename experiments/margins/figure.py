@@ -8,9 +8,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from experiments.spread import Spread, spread
 from optpipe_sim.plot.labels import COLOURS, MARKERS
 from optpipe_sim.plot.style import new_figure, styled
-from optpipe_sim.spread import Spread, spread
 
 Row = Mapping[str, Any]
 Losses = dict[tuple[str, float, float], Spread]

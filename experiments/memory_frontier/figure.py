@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from experiments.spread import Spread, spread
 from optpipe_sim.plot.frontier import BEST, BOUND, FIXED, write_names
 from optpipe_sim.plot.labels import FONT, OUTLINE, schedule_label
 from optpipe_sim.plot.style import LIMIT, new_figure, styled
-from optpipe_sim.spread import Spread, spread
 
 Row = Mapping[str, Any]
 GIB = 2**30

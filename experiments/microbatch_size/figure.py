@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from experiments.spread import over_seeds
 from optpipe_sim.plot.labels import line_styles, name_ends, schedule_label
 from optpipe_sim.plot.style import LIMIT, MUTED, new_figure, styled
-from optpipe_sim.spread import over_seeds
 
 Row = Mapping[str, Any]
 SIZE, BATCH = "profile.estimate.microbatch", "profile.meta.batch"

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from experiments.experts.task import tflops
+from experiments.published import published
 from optpipe_sim.costs import load_machine
 from optpipe_sim.costs.machines import Machine
-from optpipe_sim.costs.published import published
 from optpipe_sim.study.tasks import Row
 
 VERSION = 2

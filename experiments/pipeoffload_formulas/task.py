@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optpipe_sim.costs.published import published
+from experiments.published import published
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.schedules import build, parse_name
 from optpipe_sim.sim import simulate

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from experiments.published import figure_15
 from optpipe_sim.costs import load_machine
 from optpipe_sim.costs.provenance import iteration_ns, mfu
-from optpipe_sim.costs.published import figure_15
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.names import build
 from optpipe_sim.sim import simulate

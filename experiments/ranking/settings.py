@@ -8,9 +8,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from experiments.published import figure_15, published
 from optpipe_sim.costs import estimate, issuing, load_machine, load_model
 from optpipe_sim.costs.provenance import mfu
-from optpipe_sim.costs.published import figure_15, published
 from optpipe_sim.frameworks.torch_csv import load_schedule
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.profile_io import load_profile

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from experiments.mismatch import with_others
 from optpipe_sim.errors import NoSolution, OptPipeError, OutOfMemory
 from optpipe_sim.names import build, parse_name
 from optpipe_sim.profile import CostProfile as Profile
@@ -24,7 +25,6 @@ from optpipe_sim.solvers.solve import solve
 from optpipe_sim.solvers.starts.adaoffload_runs import greedy_search
 from optpipe_sim.solvers.starts.published import fixed_schedules
 from optpipe_sim.study.tasks import CostProfile, Count, Limit, Row, ScheduleNames, Seconds
-from optpipe_sim.study.tasks.mismatch import with_others
 from optpipe_sim.study.tasks.simulate import refused
 
 VERSION = 2

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from experiments.spread import grouped
 from optpipe_sim.plot.labels import COLOURS
 from optpipe_sim.plot.style import new_figure, styled
-from optpipe_sim.spread import grouped
 
 EVEN = 3  # layers of a chunk that offsets are counted from
 KINDS = ("none", "selective", "selective and communication", "full")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from experiments.published import published
 from experiments.sapp.division import MIB, Balancer, Counts
-from optpipe_sim.costs.published import published
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.schedules.recompute import with_levels
 from optpipe_sim.solvers.solve import solve

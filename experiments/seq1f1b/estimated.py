@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from experiments.published import published
 from optpipe_sim.costs import estimate
-from optpipe_sim.costs.published import published
 from optpipe_sim.names import build
 from optpipe_sim.sim import simulate
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
+from experiments.spread import grouped
 from optpipe_sim import CostProfile, load_profile
 from optpipe_sim.profile import Offload
-from optpipe_sim.spread import grouped
 from optpipe_sim.stage_cost import StageCost
 from optpipe_sim.units import format_size
 

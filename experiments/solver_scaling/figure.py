@@ -9,10 +9,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from experiments.spread import middle_runs
 from optpipe_sim.plot.labels import COLOURS, FONT, MARKERS, OUTLINE, name_ends
 from optpipe_sim.plot.style import LIMIT, MUTED, new_figure, styled
 from optpipe_sim.solvers.milp.milp import MOST_ROWS
-from optpipe_sim.spread import middle_runs
 
 Row = Mapping[str, Any]
 ENGINES = {"auto": ("auto", 6), "cpsat": ("CP-SAT", 0), "milp": ("MILP", 5)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+from experiments.published import published
 from optpipe_sim.costs import estimate, load_machine
-from optpipe_sim.costs.published import published
 from optpipe_sim.ops import BW, F, O, Op, R
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.schedule import Schedule

@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
+from experiments.spread import Spread, spread
 from optpipe_sim.plot.labels import COLOURS
 from optpipe_sim.plot.style import INK, new_figure, styled
-from optpipe_sim.spread import Spread, spread
 
 Row = Mapping[str, Any]
 STAGES, RULE = "all, per stage", "the best rule"

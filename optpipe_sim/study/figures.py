@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import OptPipeError
-from .code import load_code
+from .code import CLONE, load_code
 from .experiment import FILE, experiment_file, experiment_name
 from .tables import load_manifest, load_table, table_names
 
@@ -20,7 +20,7 @@ FORMATS = ("pdf", "svg", "png")
 
 
 # where experiments are searched: the current folder, and the clone that this package runs from
-FOLDERS = (Path("experiments"), Path(__file__).parents[2] / "experiments")
+FOLDERS = (Path("experiments"), CLONE / "experiments")
 
 
 def figure_files() -> dict[str, Path]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from optpipe_sim.study.claims import Tables, open_tables, span
+from results.claims import Tables, open_tables, span
 
 UNKNOWN = "not recorded"
 
@@ -64,6 +64,6 @@ def rewritten(page: str, tables: Tables) -> str:
     return "\n".join(lines)
 
 
-if __name__ == "__main__":  # after a table was made again: python results/claims/provenance.py
+if __name__ == "__main__":  # after a table was made again: python -m results.claims.provenance
     PAGE = Path(__file__).parents[1] / "README.md"
     PAGE.write_text(rewritten(PAGE.read_text(), open_tables(PAGE.parent)))

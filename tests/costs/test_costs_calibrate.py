@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from experiments.published import published, zero_bubble_cells
 from optpipe_sim.bounds.free_lunch import free_lunch_ratio, round_trip_ratio
 from optpipe_sim.cli import main
 from optpipe_sim.costs import estimate, load_machine
@@ -20,7 +21,6 @@ from optpipe_sim.costs.calibrate import (
     run,
 )
 from optpipe_sim.costs.machines import Rates
-from optpipe_sim.costs.published import published, zero_bubble_cells
 from optpipe_sim.errors import OptPipeError
 
 A100 = load_machine("a100-80gb").with_rates(Rates(gemm=0.85, attention=0.55, bandwidth=0.8))

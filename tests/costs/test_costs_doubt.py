@@ -29,6 +29,7 @@ from experiments.costs_runs.run import (
     plain_table,
     table_text,
 )
+from experiments.published import published
 from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.advise.evaluate import evaluate
 from optpipe_sim.costs.doubt import (
@@ -47,7 +48,6 @@ from optpipe_sim.costs.layer import Gemm, layer
 from optpipe_sim.costs.layout import Layout
 from optpipe_sim.costs.models import parameters
 from optpipe_sim.costs.provenance import iteration_ns, mfu, mfu_ceiling, sync_seconds
-from optpipe_sim.costs.published import published
 from optpipe_sim.costs.roofline import cast_bytes, gemm_dtype, gemm_seconds, message_seconds
 from optpipe_sim.costs.work import Message, Work
 from optpipe_sim.errors import OptPipeError

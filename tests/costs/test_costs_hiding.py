@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from experiments.costs_runs.fit import fit_fp8
+from experiments.published import published
 from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.advise.evaluate import evaluate
 from optpipe_sim.costs.layer import Gemm, Layer, layer
 from optpipe_sim.costs.layout import Layout
 from optpipe_sim.costs.machines import Machine, MachineError, Rates
 from optpipe_sim.costs.provenance import exposed_sync, iteration_ns, sync_seconds
-from optpipe_sim.costs.published import published
 from optpipe_sim.costs.roofline import exposed_exchange, gemm_seconds, op_time
 from optpipe_sim.costs.work import Message, Work, token_exchange
 from optpipe_sim.errors import OptPipeError

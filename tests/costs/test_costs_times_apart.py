@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.published import published
 from optpipe_sim.costs import estimate, load_machine
 from optpipe_sim.costs.calibrate import ALIKE, Measurement, Setup, calibrate, determined, run
 from optpipe_sim.costs.layer import Gemm
 from optpipe_sim.costs.machines import Rates
 from optpipe_sim.costs.provenance import iteration_ns
-from optpipe_sim.costs.published import published
 from optpipe_sim.costs.roofline import gemm_seconds
 
 A100 = load_machine("a100-80gb")

@@ -15,11 +15,11 @@ from experiments.experts.fit import fit, fit_gb200, network_dispatch
 from experiments.experts.task import tflops
 from experiments.nvidia_steps.task import exchanged_per_s, machine_at
 from experiments.nvidia_steps.task import run as history
+from experiments.published import published
 from optpipe_sim import build, load_profile, save_profile, simulate
 from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.layer import layer
 from optpipe_sim.costs.pairs import interference, slower
-from optpipe_sim.costs.published import published
 from optpipe_sim.costs.roofline import (
     KERNELS,
     experts_seconds,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from experiments.published import published
 from optpipe_sim import build
 from optpipe_sim.costs import estimate
-from optpipe_sim.costs.published import published
 from optpipe_sim.sim.forwards import ForwardPass, forward_pass
 
 H20 = {  # NVIDIA's data sheet; what it achieves is taken from the H100

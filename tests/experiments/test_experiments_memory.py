@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from matplotlib.text import Text
 from unit_profiles import unit_profile
 
+from experiments import mismatch
 from experiments.memory_frontier import figure as memory_frontier
 from experiments.memory_margin import task as margin
 from optpipe_sim import build, simulate
@@ -25,7 +26,7 @@ from optpipe_sim.study.experiment import load_experiment
 from optpipe_sim.study.figures import draw
 from optpipe_sim.study.points import Point, arguments, plan
 from optpipe_sim.study.tables import load_table
-from optpipe_sim.study.tasks import frontier, load_task, mismatch
+from optpipe_sim.study.tasks import frontier, load_task
 
 ROOT = Path(__file__).parents[2]
 OFFLOAD = {"t_offload_ms": 1, "t_reload_ms": 1}

@@ -13,10 +13,10 @@ from unit_profiles import unit_profile
 from experiments.free_lunch import task as free_lunch
 from experiments.pipeoffload_formulas import task as table_1
 from experiments.pipeoffload_models import task as figure_15
+from experiments.published import published
 from experiments.seq1f1b import task as seq1f1b
 from experiments.zb_tables import task as published_rates
 from optpipe_sim import load_profile
-from optpipe_sim.costs.published import published
 from optpipe_sim.errors import OptPipeError, ProfileError
 from optpipe_sim.study.experiment import load_experiment
 from optpipe_sim.study.figures import draw

@@ -12,6 +12,7 @@ import pytest
 from matplotlib.text import Text
 from unit_profiles import unit_profile
 
+from experiments import engines
 from experiments.robustness import task as robustness
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.solvers.milp.milp import MOST_ROWS
@@ -19,7 +20,7 @@ from optpipe_sim.study.experiment import load_experiment
 from optpipe_sim.study.figures import draw
 from optpipe_sim.study.points import Point, arguments, plan
 from optpipe_sim.study.tables import load_table
-from optpipe_sim.study.tasks import engines, load_task
+from optpipe_sim.study.tasks import load_task
 
 ROOT = Path(__file__).parents[2]
 MS = 10**6

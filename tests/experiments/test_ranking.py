@@ -9,6 +9,7 @@ from statistics import median
 import pytest
 import yaml
 
+from experiments.published import published
 from experiments.ranking.fits import GRID, IDEAL, fit
 from experiments.ranking.settings import Setting, settings
 from experiments.ranking.ship import FOLDER, SHIPPED, text
@@ -24,7 +25,6 @@ from experiments.ranking.summary import (
 )
 from experiments.ranking.task import judged, memory_errors, run
 from optpipe_sim.costs.issuing import Fit, predicted
-from optpipe_sim.costs.published import published
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.execution import FAMILIES, load_execution
 from optpipe_sim.sim import simulate

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.published import published
 from experiments.sapp.division import MIB, Balancer
 from experiments.sapp.task import run
-from optpipe_sim.costs.published import published
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.study.tables import load_table
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from optpipe_sim.errors import OptPipeError
+from optpipe_sim.study.code import module_of
 from optpipe_sim.study.experiment import load_experiment
-from optpipe_sim.study.figures import figure_names, save_figures
+from optpipe_sim.study.figures import draw, figure_names, save_figures
 from optpipe_sim.study.points import plan
 from optpipe_sim.study.run import sweep
 from optpipe_sim.study.store.store import Record, Store
@@ -142,6 +144,18 @@ def test_every_figure_is_drawn_from_the_results_alone(tmp_path, command_line) ->
     again = save_figures(["schedules_sweep"], RESULTS, tmp_path / "again")
     for path in again:  # no dates in them
         assert path.read_bytes() == Path("new", path.name).read_bytes()
+
+
+def test_files_of_experiments_import_one_another_wherever_the_command_runs(
+    tmp_path, monkeypatch
+) -> None:
+    """The installed command has neither its folder nor the clone among the places to import from."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [at for at in sys.path if Path(at).resolve() != ROOT])
+    for name in [name for name in sys.modules if name.split(".")[0] == "experiments"]:
+        monkeypatch.delitem(sys.modules, name)
+    module_of.cache_clear()
+    assert draw("which_link", RESULTS)
 
 
 def test_figures_that_cannot_be_drawn_are_one_line(command_line) -> None:

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from experiment_cases import BASE, PROFILE
 
+from experiments.spread import over_seeds, spread
 from optpipe_sim import build, load_profile, simulate
 from optpipe_sim.errors import OptPipeError
-from optpipe_sim.spread import over_seeds, spread
 from optpipe_sim.study.experiment import load_experiment
 from optpipe_sim.study.points import plan
 from optpipe_sim.study.run import points_folder, sweep

@@ -12,7 +12,7 @@ from experiments.costs_runs.report import NEAR_GIB, NEAR_TIME, Arm, arms
 from experiments.costs_runs.sweep import Sweep
 from optpipe_sim.costs.advise.rows import ROOM
 from optpipe_sim.costs.doubt import Compared, checks, compared, interval, pools
-from optpipe_sim.study.claims import Tables, percent
+from results.claims import Tables, percent
 
 QWEN = (
     "Megatron-Bridge's overlapped exchange of Qwen3-30B",

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from experiments.published import published
 from experiments.ranking.settings import settings
 from experiments.ranking.ship import FOLDER, SHIPPED
 from experiments.ranking.summary import (
@@ -27,8 +28,7 @@ from experiments.ranking.summary import (
     line,
     times,
 )
-from optpipe_sim.costs.published import published
-from optpipe_sim.study.claims import Tables, percent, span
+from results.claims import Tables, percent, span
 
 IDEAL, KNOWN = ("ideal", ""), ("known", "")
 MODEL, PAPER = ("fitted", "model"), ("fitted", "paper")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import mean
 
-from optpipe_sim.study.claims import Tables, percent
+from results.claims import Tables, percent
 
 NEAR, POINT = 0.001, 0.01  # smaller changes count as none; what is much
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from optpipe_sim.study.claims import Tables
+from results.claims import Tables
 
 SLOWED = 180  # the step from which on a rank is slowed down, in the page's command
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from optpipe_sim.study.claims import Tables, percent
+from results.claims import Tables, percent
 
 
 def sentences(tables: Tables) -> Iterator[str]:

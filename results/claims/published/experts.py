@@ -7,9 +7,9 @@ from statistics import median
 from typing import Any
 
 from experiments.experts.fit import BASE, CASE
+from experiments.published import published
 from optpipe_sim.costs.imbalance import UNKNOWN
-from optpipe_sim.costs.published import published
-from optpipe_sim.study.claims import Tables, percent, span
+from results.claims import Tables, percent, span
 
 NEAR = 5  # points
 FITTED = "h100-sxm-megatron"

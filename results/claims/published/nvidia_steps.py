@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
-from optpipe_sim.costs.published import published
-from optpipe_sim.study.claims import Tables, percent
+from experiments.published import published
+from results.claims import Tables, percent
 
 NEAR = 5  # points
 

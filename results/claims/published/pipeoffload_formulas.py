@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from optpipe_sim.study.claims import Tables, span
+from results.claims import Tables, span
 
 
 def sentences(tables: Tables) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from optpipe_sim.study.claims import Tables, percent, span
+from results.claims import Tables, percent, span
 
 
 def sentences(tables: Tables) -> Iterator[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from optpipe_sim.costs.published import published
-from optpipe_sim.spread import Spread, grouped, spread
-from optpipe_sim.study.claims import Row, Tables, percent, span
+from experiments.published import published
+from experiments.spread import Spread, grouped, spread
+from results.claims import Row, Tables, percent, span
 
 
 def sentences(tables: Tables) -> Iterator[str]:

@@ -8,7 +8,7 @@ from statistics import median
 
 from experiments.seq1f1b.estimated import reserved
 from experiments.seq1f1b.task import Memory, memory_of, runs
-from optpipe_sim.study.claims import Row, Tables, percent, span
+from results.claims import Row, Tables, percent, span
 
 
 def sentences(tables: Tables) -> Iterator[str]:

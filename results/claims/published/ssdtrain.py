@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from optpipe_sim.costs.published import published
-from optpipe_sim.study.claims import Tables, percent
+from experiments.published import published
+from results.claims import Tables, percent
 
 
 def sentences(tables: Tables) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from experiments.adaoffload_quality.figure import ENGINES, over
-from optpipe_sim.study.claims import Tables, percent, span
+from results.claims import Tables, percent, span
 
 
 def sentences(tables: Tables) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from optpipe_sim.study.claims import Tables
+from results.claims import Tables
 
 
 def found(rows: Sequence[Mapping[str, Any]]) -> str:

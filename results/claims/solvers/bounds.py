@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from experiments.solve_quality.cases import cells_of
-from optpipe_sim.study.claims import Tables, percent
+from results.claims import Tables, percent
 
 PROFILE = "zb-14.6b-p16-m48"  # whose levels the page gives
 

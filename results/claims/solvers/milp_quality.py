@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from optpipe_sim.study.claims import Row, Tables
+from results.claims import Row, Tables
 
 
 def sentences(tables: Tables) -> Iterator[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from experiments.solve_quality.cases import cells_of
-from optpipe_sim.spread import spread
-from optpipe_sim.study.claims import Row, Tables, percent, span
+from experiments.spread import spread
+from results.claims import Row, Tables, percent, span
 
 
 def sentences(tables: Tables) -> Iterator[str]:

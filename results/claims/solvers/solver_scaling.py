@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from math import ceil
 
-from optpipe_sim.spread import grouped, spread
-from optpipe_sim.study.claims import Row, Tables, percent, span
+from experiments.spread import grouped, spread
+from results.claims import Row, Tables, percent, span
 
 COPIES = "0.75x 1f1b"
 

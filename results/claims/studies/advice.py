@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from statistics import median
 
-from optpipe_sim.study.claims import Row, Tables, percent, span
+from results.claims import Row, Tables, percent, span
 
 
 def sentences(tables: Tables) -> Iterator[str]:

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from optpipe_sim.schedules import REGISTRY
-from optpipe_sim.study.claims import Tables, percent, span
+from results.claims import Tables, percent, span
 
 Row = dict[str, Any]
 WITHIN = 0.01

@@ -24,7 +24,7 @@ from experiments.contest.figure import (
 )
 from optpipe_sim.costs import load_machine
 from optpipe_sim.schedules import REGISTRY
-from optpipe_sim.study.claims import Tables, percent, span
+from results.claims import Tables, percent, span
 
 Cells = Mapping[Setting, Methods]
 LACKS = {

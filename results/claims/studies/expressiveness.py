@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.expressiveness.figure import LOOKS, OPTIONS, drawn_ratio, gain, pressed, price
 from experiments.expressiveness.pairs import MOST, MOST_PER_DEVICE, ROOM
-from optpipe_sim.study.claims import Tables, percent, span
+from results.claims import Tables, percent, span
 
 Row = dict[str, Any]
 CLOSE = 0.01

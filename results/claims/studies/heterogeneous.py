@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from optpipe_sim.spread import Spread, over_seeds, spread
-from optpipe_sim.study.claims import Row, Tables, percent, span
+from experiments.spread import Spread, over_seeds, spread
 from optpipe_sim.study.experiment import load_experiment
+from results.claims import Row, Tables, percent, span
 
 Shape = tuple[int, str]
 SAME = ("profile.name", "chunks", "placement", "schedule", "planned_for")

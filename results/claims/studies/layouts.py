@@ -7,7 +7,7 @@ from statistics import median
 
 from experiments.expressiveness.pairs import ROOM
 from experiments.layouts.figure import SEARCH, Contest, Row, contests
-from optpipe_sim.study.claims import Tables, percent, span
+from results.claims import Tables, percent, span
 
 
 def sentences(tables: Tables) -> Iterator[str]:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from statistics import median
 
-from optpipe_sim.costs.published import published
-from optpipe_sim.study.claims import Row, Tables, percent, span
+from experiments.published import published
+from results.claims import Row, Tables, percent, span
 
 NEAR = 0.01  # ways that take so much longer than the fastest count as fast
 SMALL = 40  # GiB, the smaller limit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from experiments.margins.figure import losses
-from optpipe_sim.study.claims import Tables, percent, span
+from results.claims import Tables, percent, span
 
 WORDS = {"1x 1f1b": "With 1F1B's memory", "0.5x 1f1b": "With half of its activations"}
 

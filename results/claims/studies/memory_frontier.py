@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from experiments.memory_frontier.figure import GIB, bound_by_limit, solved_by_limit
-from optpipe_sim.study.claims import Tables, percent, span
+from results.claims import Tables, percent, span
 
 Row = dict[str, Any]
 

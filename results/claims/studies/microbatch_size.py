@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from experiments.microbatch_size.figure import joined
-from optpipe_sim.study.claims import Tables, percent, span
+from results.claims import Tables, percent, span
 
 TIGHT = "44GiB"
 

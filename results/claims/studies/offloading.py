@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from experiments.contest.figure import setting_of
-from optpipe_sim.study.claims import Tables, percent, span
+from results.claims import Tables, percent, span
 
 FEW = 3  # settings that have no median worth telling
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from optpipe_sim import Schedule, build, load_profile, simulate
-from optpipe_sim.study.claims import Tables, percent
+from results.claims import Tables, percent
 
 ROOT = Path(__file__).parents[3]
 GIB = 2**30

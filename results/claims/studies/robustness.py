@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from experiments.robustness.figure import medians
-from optpipe_sim.spread import spread
-from optpipe_sim.study.claims import Row, Tables, percent, span
+from experiments.spread import spread
+from results.claims import Row, Tables, percent, span
 
 AMPLE, SCARCE = "75.6GiB", "0.75x 1f1b"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from experiments.treatments.figure import RULE, STAGES, Cell, llama, published, the_map
-from optpipe_sim.study.claims import Tables, percent, span
+from results.claims import Tables, percent, span
 
 
 def over_bound(cells: Sequence[Cell], method: str) -> str:

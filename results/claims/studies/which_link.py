@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.which_link.figure import CLOSE, ENOUGH, NOTHING, OPEN, PAYS, Cell, cells, flips
 from experiments.which_link.task import ENGINES
-from optpipe_sim.study.claims import Tables, percent, span
+from results.claims import Tables, percent, span
 
 Row = Mapping[str, Any]
 NAMES = {

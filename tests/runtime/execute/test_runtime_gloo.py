@@ -238,9 +238,9 @@ def test_a_task_for_another_number_of_ranks(two: Ranks):
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def mortal() -> Iterator[Ranks]:
-    """Ranks that do not outlive the test, and leave nothing behind."""
+    """Ranks that do not outlive the tests of what goes wrong, and leave nothing behind."""
     with Ranks(2) as ranks:
         yield ranks
         left = ranks.pids

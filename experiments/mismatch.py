@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
-from ...errors import NoSolution, OptPipeError, OutOfMemory
-from ...names import build, parse_name
-from ...profile import CostProfile as Profile
-from ...schedule import Schedule
-from ...sim import simulate_or_report
-from ...solvers.solve import solve
-from . import CostProfile, Count, Limit, Row, ScheduleNames, SolveOptions
-from .simulate import measures, refused
+from optpipe_sim.errors import NoSolution, OptPipeError, OutOfMemory
+from optpipe_sim.names import build, parse_name
+from optpipe_sim.profile import CostProfile as Profile
+from optpipe_sim.schedule import Schedule
+from optpipe_sim.sim import simulate_or_report
+from optpipe_sim.solvers.solve import solve
+from optpipe_sim.study.tasks import CostProfile, Count, Limit, Row, ScheduleNames, SolveOptions
+from optpipe_sim.study.tasks.simulate import measures, refused
 
 VERSION = 1
 

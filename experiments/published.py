@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..schedules import REGISTRY
-from . import load_machine, load_model
-from .calibrate import Measurement, Replays, Setup, op_times, run
-from .data_files import data_file
-from .estimating import estimate
-from .machines import Machine, Rates
+from optpipe_sim.costs import load_machine, load_model
+from optpipe_sim.costs.calibrate import Measurement, Replays, Setup, op_times, run
+from optpipe_sim.costs.data_files import data_file
+from optpipe_sim.costs.estimating import estimate
+from optpipe_sim.costs.machines import Machine, Rates
+from optpipe_sim.schedules import REGISTRY
 
 # The calibration sees these models only: a half of the Zero Bubble rows, a third of PipeOffload's.
 CALIBRATED_ON = ("gpt-1.5b", "gpt-14.6b", "gpt-10.5b")

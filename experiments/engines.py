@@ -8,21 +8,21 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Literal
 
-from ...bounds.bounds import lower_bound
-from ...errors import OptPipeError
-from ...schedule import Schedule
-from ...schedules import ADAOFFLOAD
-from ...schedules.adaoffload.adaoffload import adaoffload
-from ...solvers.anneal.annealer import search
-from ...solvers.anneal.offloading import offload_everything
-from ...solvers.cpsat.cpsat import solve_cpsat
-from ...solvers.milp.milp import MOST_ROWS, solve_milp
-from ...solvers.milp.model import model_size
-from ...solvers.milp.options import MilpOptions
-from ...solvers.problem import Problem, make_problem
-from ...solvers.result import SolveResult, make_result
-from ...solvers.solve import solve
-from . import CostProfile, Count, Limit, Row, Seconds, SolveOptions
+from optpipe_sim.bounds.bounds import lower_bound
+from optpipe_sim.errors import OptPipeError
+from optpipe_sim.schedule import Schedule
+from optpipe_sim.schedules import ADAOFFLOAD
+from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
+from optpipe_sim.solvers.anneal.annealer import search
+from optpipe_sim.solvers.anneal.offloading import offload_everything
+from optpipe_sim.solvers.cpsat.cpsat import solve_cpsat
+from optpipe_sim.solvers.milp.milp import MOST_ROWS, solve_milp
+from optpipe_sim.solvers.milp.model import model_size
+from optpipe_sim.solvers.milp.options import MilpOptions
+from optpipe_sim.solvers.problem import Problem, make_problem
+from optpipe_sim.solvers.result import SolveResult, make_result
+from optpipe_sim.solvers.solve import solve
+from optpipe_sim.study.tasks import CostProfile, Count, Limit, Row, Seconds, SolveOptions
 
 VERSION = 1
 Curve = Sequence[tuple[float, int]]  # (seconds, ns) of each improvement

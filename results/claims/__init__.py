@@ -14,14 +14,13 @@ import difflib
 import io
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from ..files import read_text
-from .tables import load_table, table_names
+from optpipe_sim.files import read_text
+from optpipe_sim.study.tables import load_table, table_names
 
 Row = dict[str, Any]
 Tables = Callable[[str], list[Row]]
@@ -150,23 +149,3 @@ def span(values: Iterable[float], write: Callable[[float], str] = str) -> str:
         return low
     unit = low[low.index(" ") :] if " " in low else ""
     return f"{low.removesuffix(unit) if high.endswith(unit) else low} to {high}"
-
-
-def main(root: str = ".") -> int:
-    """Print each sentence as the tables in `root` give it, and mark those that no page contains;
-    return 1 where there are such, else 0."""
-    results = Path(root) / "results"
-    pages = [read_text(Path(root) / page) for page in PAGES]
-    wrong = 0
-    for name, sentences in load_sentences(results / "claims", open_tables(results)).items():
-        missing = dict(missing_sentences(sentences, pages))
-        wrong += len(missing)
-        for sentence in sentences:
-            print(f"{'MISSING' if sentence in missing else 'found'}  {name}: {sentence}")
-            if sentence in missing:
-                print(f"         nearest: {missing[sentence]}")
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
