@@ -26,7 +26,8 @@ from optpipe_sim.cli.outputs.confirm import show_confirmation
 from optpipe_sim.cli.outputs.show import Out
 from optpipe_sim.costs.models import Model
 from optpipe_sim.files import write_text
-from optpipe_sim.plot.confirm import save_confirm
+from optpipe_sim.plot.confirm import confirm_figure
+from optpipe_sim.plot.style import save
 from optpipe_sim.profile_io import save_profile
 from optpipe_sim.runtime.confirm.case import Case
 from optpipe_sim.runtime.confirm.confirm import MODES, confirm
@@ -146,7 +147,7 @@ def write(stem: Path, text: str, profile: CostProfile, found: dict[str, Confirma
     write_text(f"{stem}.json", json.dumps(data, indent=1) + "\n")
     save_profile(profile, f"{stem}.profile.yaml")
     found["loop"].difference.measured.save(f"{stem}.trace.json")
-    save_confirm(found["loop"].difference, f"{stem}.png")
+    save(confirm_figure(found["loop"].difference), f"{stem}.png")
 
 
 if __name__ == "__main__":

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from .axis import points, size_unit, text_inches, time_unit
-from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
+from .labels import OUTLINE
+from .style import INK, LIMIT, MUTED, new_figure, styled
 
 if TYPE_CHECKING:
     from ..costs.advise.rows import Advice, Point
@@ -33,12 +31,6 @@ def advice_chart(advice: Advice) -> Figure:
         ax = figure.add_axes((_LEFT, 0.11, _RIGHT, 0.79))
         _draw(advice, ax)
     return figure
-
-
-def save_advice(advice: Advice, path: str | os.PathLike[str]) -> Path:
-    """Draw `advice_chart` into a .png, .svg or .pdf file, whole or not at all."""
-    check_ending(path)
-    return save(advice_chart(advice), path)
 
 
 def pareto(found: list[Point]) -> list[Point]:
@@ -146,7 +138,6 @@ def _name(ax: Axes, places: list[tuple[float, float]], names: list[str]) -> None
     column = max(x for x, _ in spots) + 30
     if column + longest > wide:
         column = max(4.0, min(x for x, _ in spots) - longest - 30)
-    outline = [withStroke(linewidth=2.5, foreground="white")]
     floor = 4.0
     for (x, y), name in sorted(zip(spots, names, strict=True), key=lambda pair: pair[0][1]):
         floor = max(y - 4, floor)
@@ -159,7 +150,7 @@ def _name(ax: Axes, places: list[tuple[float, float]], names: list[str]) -> None
             fontsize=_FONT,
             color=INK,
             va="bottom",
-            path_effects=outline,
+            path_effects=OUTLINE,
             arrowprops={"arrowstyle": "-", "color": MUTED, "lw": 0.5, "shrinkB": 3},
             zorder=5,
         )

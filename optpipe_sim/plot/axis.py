@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
+from matplotlib.ticker import MaxNLocator
 
 from ..errors import OptPipeError
 from ..trace import Trace
 from ..units import format_time, format_times, parse_instant
+from .style import figure_of
 
 WIDTH, LEFT, RIGHT, BOTTOM = 12.0, 0.72, 1.75, 0.5  # legends are in the right margin
+
+# of a legend in the right margin
+BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.005, 1), "borderaxespad": 0}
 
 _TIMES = (("s", 10**9), ("ms", 10**6), ("µs", 10**3), ("ns", 1))
 _SIZES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
@@ -69,12 +74,28 @@ def place(figure: Figure, top: float, height: float, share: Axes | None = None) 
     return figure.add_axes(box, sharex=share)
 
 
+def show_time(ax: Axes, window: Window, longest_ns: int) -> None:
+    """Let an axis show a part of the time, in the unit of all of it."""
+    unit, size = time_unit(longest_ns)
+    ax.set_xlim(window.from_ns / size, window.to_ns / size)
+    ax.set_xlabel(f"time ({unit})")
+    ax.xaxis.set_major_locator(MaxNLocator(12, steps=[1, 2, 2.5, 5, 10]))
+
+
+def show_devices(ax: Axes, devices: int, middle: float = 0.5) -> None:
+    """Let an axis show devices from the top, each 1 high, with its number at the `middle` of its lane."""
+    ax.set_ylim(devices, 0)
+    ax.set_ylabel("device")
+    ticks = range(0, devices, 1 if devices <= 16 else 4 if devices <= 64 else 8)
+    ax.set_yticks([device + middle for device in ticks], [str(device) for device in ticks])
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+
+
 def points(ax: Axes) -> tuple[float, float]:
     """Width and height of an axis in points (1/72 inch)."""
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    box = ax.get_window_extent()
-    return box.width * 72 / figure.dpi, box.height * 72 / figure.dpi
+    box, dpi = ax.get_window_extent(), figure_of(ax).dpi
+    return box.width * 72 / dpi, box.height * 72 / dpi
 
 
 def time_unit(longest_ns: float) -> tuple[str, int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -16,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from ..errors import OptPipeError
 from ..units import format_size
 from .axis import points, shortened, size_unit, text_inches, time_unit
-from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
+from .style import INK, LIMIT, MUTED, new_figure, styled
 
 BUSY, BUBBLE, HELD = "#3F7FBF", "#C9DCEE", "#7A6FA8"
 _HATCH = "/////"
@@ -78,20 +76,6 @@ def compare_chart(
             columnspacing=1.6,
         )
     return figure
-
-
-def save_compare_chart(
-    rows: Sequence[Mapping[str, Any]],
-    path: str | os.PathLike[str],
-    memory_limit: int | Sequence[int] | None = None,
-) -> Path:
-    """Draw `compare_chart` into a .png, .svg or .pdf file, whole or not at all.
-
-    Raises:
-        OptPipeError: for another ending, no rows, or a path that cannot be written.
-    """
-    check_ending(path)
-    return save(compare_chart(rows, memory_limit), path)
 
 
 def _drawn(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, Mapping[str, Any]]]:

@@ -4,19 +4,26 @@ difference."""
 from __future__ import annotations
 
 import itertools
-import os
-from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from ..ops import COMPUTE, OpKind
 from ..sim.difference import Difference
 from ..trace import Trace
-from .axis import BOTTOM, WIDTH, place, text_inches, time_unit
+from .axis import (
+    BESIDE,
+    BOTTOM,
+    WIDTH,
+    Window,
+    place,
+    show_devices,
+    show_time,
+    text_inches,
+    time_unit,
+)
 from .lanes import RASTERISE_ABOVE, boxes
 from .style import (
     COLOURS,
@@ -27,7 +34,6 @@ from .style import (
     MUTED,
     STATIC,
     new_figure,
-    save,
     styled,
 )
 
@@ -54,7 +60,7 @@ def confirm_figure(difference: Difference, title: str = "") -> Figure:
         figure = new_figure(WIDTH, 0.35 + lanes + 0.6 + causes + BOTTOM)
         above = place(figure, 0.35, lanes)
         longest = max(difference.predicted.makespan_ns, difference.measured.makespan_ns)
-        unit, size = time_unit(longest)
+        _, size = time_unit(longest)
         for name, trace in (
             ("predicted", difference.predicted),
             ("measured", difference.measured),
@@ -66,31 +72,12 @@ def confirm_figure(difference: Difference, title: str = "") -> Figure:
                 linewidth=0.9,
                 linestyle="-" if name == "measured" else (0, (4, 2)),
             )
-        above.set_xlim(0, 1.01 * longest / size)
-        above.set_ylim(devices, 0)
-        above.set_ylabel("device")
-        above.set_xlabel(f"time ({unit})")
-        above.xaxis.set_major_locator(MaxNLocator(12, steps=[1, 2, 2.5, 5, 10]))
-        every = 1 if devices <= 16 else 4
-        above.set_yticks(
-            np.arange(0, devices, every) + 0.5, [str(d) for d in range(0, devices, every)]
-        )
-        above.tick_params(axis="y", length=0)
-        above.spines["left"].set_visible(False)
+        show_time(above, Window(0, round(1.01 * longest)), longest)
+        show_devices(above, devices)
         above.set_title(title or _headline(difference), loc="left")
-        above.legend(
-            handles=_legend(difference),
-            loc="upper left",
-            bbox_to_anchor=(1.005, 1),
-            borderaxespad=0,
-        )
+        above.legend(handles=_legend(difference), **BESIDE)
         _waterfall(place(figure, 0.35 + lanes + 0.6, causes), difference)
     return figure
-
-
-def save_confirm(difference: Difference, path: str | os.PathLike[str], title: str = "") -> Path:
-    """Draw `confirm_figure` and write it as PNG, SVG or PDF."""
-    return save(confirm_figure(difference, title), path)
 
 
 def _headline(difference: Difference) -> str:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import OptPipeError
 from ..profile.iteration import iteration_ns
 from .axis import points, size_unit, text_inches, time_unit
-from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
+from .labels import OUTLINE
+from .style import INK, LIMIT, MUTED, new_figure, styled
 
 if TYPE_CHECKING:
     from ..solvers.frontier import Frontier
@@ -61,12 +59,6 @@ def frontier_chart(frontier: Frontier) -> Figure:
         ax = figure.add_axes((0.085, 0.115, 0.885, 0.785))
         _draw(frontier, ax)
     return figure
-
-
-def save_frontier(frontier: Frontier, path: str | os.PathLike[str]) -> Path:
-    """Draw `frontier_chart` into a .png, .svg or .pdf file, whole or not at all."""
-    check_ending(path)
-    return save(frontier_chart(frontier), path)
 
 
 def _draw(frontier: Frontier, ax: Axes) -> None:
@@ -196,7 +188,6 @@ def write_names(
 ) -> None:
     """Write each name beside its point, at the first place that is free of other names, of the
     curve's marks and of the lines, or the freest; `steps` has the corners of each line."""
-    outline = [withStroke(linewidth=2.5, foreground="white")]
     size = points(ax)
     unit = ax.transScale + ax.transLimits
     at = {place: unit.transform(place) * size for place in names}
@@ -250,7 +241,7 @@ def write_names(
             va="center",
             fontsize=_FONT,
             color=INK,
-            path_effects=outline,
+            path_effects=OUTLINE,
         )
 
 

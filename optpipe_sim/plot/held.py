@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 from ..trace import Trace
 from ..trace.steps import Steps
 from ..units import format_size
-from .axis import BOTTOM, WIDTH, Window, place, size_unit, time_unit, window_of
+from .axis import BESIDE, BOTTOM, WIDTH, Window, place, show_time, size_unit, time_unit, window_of
 from .style import INK, LIMIT, MUTED, STATIC, new_figure, styled
 
 FEW_DEVICES = 4  # have a line each, whatever their length
@@ -47,22 +47,12 @@ def memory(
         else:
             _envelope(trace, ax, scale)
         _limits(trace, ax, scale)
-        name, size = time_unit(trace.makespan_ns)
-        window = window or window_of(trace)
-        ax.set_xlim(window.from_ns / size, window.to_ns / size)
-        ax.set_xlabel(f"time ({name})")
+        show_time(ax, window or window_of(trace), trace.makespan_ns)
         ax.set_ylabel(f"memory ({unit})")
-        ax.xaxis.set_major_locator(MaxNLocator(12, steps=[1, 2, 2.5, 5, 10]))
         ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
         ax.grid(axis="y")
         if legend:
-            ax.legend(
-                loc="upper left",
-                bbox_to_anchor=(1.005, 1),
-                borderaxespad=0,
-                labelspacing=0.35,
-                handlelength=1.6,
-            )
+            ax.legend(labelspacing=0.35, handlelength=1.6, **BESIDE)
     return ax
 
 

@@ -9,7 +9,7 @@ from matplotlib.patches import Patch, Rectangle
 from ..reasons.explain import Gap, gaps
 from ..trace import CAUSES, Trace
 from ..units import format_time
-from .axis import BOTTOM, LEFT, WIDTH, place, points, text_inches, time_unit
+from .axis import BESIDE, BOTTOM, LEFT, WIDTH, place, points, text_inches, time_unit
 from .lanes import gantt, gantt_height, lane_within
 from .style import INK, new_figure, styled
 
@@ -44,7 +44,7 @@ def idle_gantt(trace: Trace) -> Figure:
         assert legend is not None
         handles = [handle for handle in legend.legend_handles if isinstance(handle, Patch)][:-1]
         handles += [Patch(facecolor=TINTS[cause], label=f"idle: {cause}") for cause in causes]
-        ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.005, 1), borderaxespad=0)
+        ax.legend(handles=handles, **BESIDE)
         name = str(trace.schedule.meta.get("name", "schedule"))
         parts = ", ".join(f"{cause} {format_time(trace.idle_ns[cause])}" for cause in causes)
         total = format_time(sum(trace.idle_ns.values()))

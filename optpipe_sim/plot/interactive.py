@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..errors import OptPipeError
-from .style import styled
+from .style import figure_of, styled
 
 
 def slider(
@@ -67,9 +67,7 @@ def slider(
 
 
 def _png(drawn: Figure | Axes) -> bytes:
-    figure = drawn if isinstance(drawn, Figure) else drawn.get_figure(root=True)
-    assert figure is not None
     stream = io.BytesIO()
     with styled():
-        figure.savefig(stream, format="png", dpi=100)
+        figure_of(drawn).savefig(stream, format="png", dpi=100)
     return stream.getvalue()

@@ -9,13 +9,22 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 
 from ..errors import require
-from ..op_costs import kept_costs, op_costs
 from ..ops import COMPUTE, TRANSFERS, O, OpKind
 from ..trace import Trace
-from .axis import BOTTOM, WIDTH, Window, place, points, time_unit, window_of
+from .axis import (
+    BESIDE,
+    BOTTOM,
+    WIDTH,
+    Window,
+    place,
+    points,
+    show_devices,
+    show_time,
+    time_unit,
+    window_of,
+)
 from .style import IDLE, IDLE_COPY, KIND_NAMES, MUTED, new_figure, shade, styled, text_colour
 from .text import unit_name
 
@@ -56,8 +65,7 @@ def gantt(
         _axes(trace, ax, window)
         _boxes(trace, ax, window)
         if legend:
-            handles = _legend(trace)
-            ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.005, 1), borderaxespad=0)
+            ax.legend(handles=_legend(trace), **BESIDE)
     return ax
 
 
@@ -97,23 +105,15 @@ def _longest_name(trace: Trace) -> int:
 def _axes(trace: Trace, ax: Axes, window: Window) -> None:
     """Set limits, ticks and names of the axes, and draw the light lanes that show where devices idle."""
     devices = trace.schedule.shape.devices
-    unit, size = time_unit(trace.makespan_ns)
+    _, size = time_unit(trace.makespan_ns)
     begin, end = window.from_ns / size, window.to_ns / size
     lanes, left, right = np.arange(devices), np.full(devices, begin), np.full(devices, end)
     for kind in (*TRANSFERS, OpKind.F) if trace.offloaded else (OpKind.F,):
         top, bottom = lane_within(trace, kind)
         colour = IDLE if kind in COMPUTE else IDLE_COPY
         ax.add_collection(boxes(left, right, lanes + top, lanes + bottom, colour, zorder=0.5))
-    ax.set_xlim(begin, end)
-    ax.set_ylim(devices, 0)
-    ax.set_xlabel(f"time ({unit})")
-    ax.set_ylabel("device")
-    ax.xaxis.set_major_locator(MaxNLocator(12, steps=[1, 2, 2.5, 5, 10]))
-    every = 1 if devices <= 16 else 4 if devices <= 64 else 8
-    ticks = np.arange(0, devices, every)
-    ax.set_yticks(ticks + (top + bottom) / 2, [str(device) for device in ticks])
-    ax.tick_params(axis="y", length=0)
-    ax.spines["left"].set_visible(False)
+    show_time(ax, window, trace.makespan_ns)
+    show_devices(ax, devices, (top + bottom) / 2)
 
 
 def _boxes(trace: Trace, ax: Axes, window: Window) -> None:
@@ -186,19 +186,17 @@ def _recomputed_share(
     rasterized: bool,
 ) -> None:
     """Underline the part of each backward that is a recomputation inside it."""
-    planned = op_costs(trace.schedule, trace.profile).duration_ns[rows]
-    kept = kept_costs(trace.schedule, trace.profile).duration_ns[rows]
-    share = 1 - kept / np.maximum(planned, 1)
-    inside = share > 0
+    inside = trace.recomputing_ns[rows] > 0
     if not inside.any():
         return
-    start, end = trace.start_ns[rows][inside] / size, trace.end_ns[rows][inside] / size
+    rows, lanes = rows[inside], lanes[inside]
+    start = trace.start_ns[rows]
     ax.add_collection(
         boxes(
-            start,
-            start + (end - start) * share[inside],
-            lanes[inside] + bottom - 0.12,
-            lanes[inside] + bottom,
+            start / size,
+            (start + trace.recomputing_ns[rows]) / size,
+            lanes + bottom - 0.12,
+            lanes + bottom,
             shade(OpKind.C, 0, 1),
             rasterized=rasterized,
             zorder=1.5,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
@@ -12,8 +9,8 @@ from ..ops import BW, F, W
 from ..profile import CostProfile
 from ..profile.streams import STREAMS, PartSpan, hidden_ns, issued, lines_of, two_streams
 from ..units import format_time
-from .axis import BOTTOM, WIDTH, place, time_unit
-from .style import COLOURS, IDLE, INK, KIND_NAMES, MUTED, new_figure, save, styled, text_colour
+from .axis import BESIDE, BOTTOM, WIDTH, place, points, time_unit
+from .style import COLOURS, IDLE, INK, KIND_NAMES, MUTED, new_figure, styled, text_colour
 
 _LANE, _TOP = 0.55, 0.5  # inches per stream; above the axis
 _EM = 0.6  # of a letter, in its size
@@ -61,21 +58,8 @@ def pair_chart(
         kinds = (F, BW, *apart)
         handles = [Patch(color=COLOURS[kind], label=KIND_NAMES[kind]) for kind in kinds]
         handles.append(Patch(facecolor="white", edgecolor=MUTED, hatch="////", label="on the way"))
-        ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.005, 1), borderaxespad=0)
+        ax.legend(handles=handles, **BESIDE)
     return ax
-
-
-def save_pair(
-    profile: CostProfile, path: str | os.PathLike[str], forward: int, backward: int | None = None
-) -> Path:
-    """Write the picture as PNG, SVG or PDF.
-
-    Raises:
-        OptPipeError: for another ending, or a path that cannot be written. ProfileError: as `pair_chart`.
-    """
-    figure = pair_chart(profile, forward, backward).get_figure(root=True)
-    assert figure is not None
-    return save(figure, path)
 
 
 def _box(ax: Axes, span: PartSpan, lane: int, size: int) -> None:
@@ -91,12 +75,10 @@ def _box(ax: Axes, span: PartSpan, lane: int, size: int) -> None:
         hatch="////" if lane else None,
         linewidth=0.5,
     )
-    figure = ax.get_figure(root=True)
-    assert figure is not None
     left, right = ax.get_xlim()
-    room = ax.get_window_extent().width * 72 / figure.dpi * length / (right - left)
-    points = min(_LARGEST, room / (_EM * len(name)))
-    if points < _LEAST:
+    room = points(ax)[0] * length / (right - left)
+    size_points = min(_LARGEST, room / (_EM * len(name)))
+    if size_points < _LEAST:
         return
     ax.text(
         start + length / 2,
@@ -104,7 +86,7 @@ def _box(ax: Axes, span: PartSpan, lane: int, size: int) -> None:
         name,
         ha="center",
         va="center",
-        fontsize=points,
+        fontsize=size_points,
         color=text_colour(colour),
         bbox={"facecolor": colour, "edgecolor": "none", "pad": 0.8} if lane else None,
     )

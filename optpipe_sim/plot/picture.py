@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..trace import Trace
-from ..units import format_size, format_time, format_times
+from ..units import counted, format_size, format_time, format_times
 from .axis import (
     BOTTOM,
     LEFT,
@@ -24,7 +21,7 @@ from .axis import (
 )
 from .held import memory
 from .lanes import gantt, gantt_height, legible_window
-from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
+from .style import INK, LIMIT, MUTED, new_figure, styled
 
 _TITLE, _GAP, _MEMORY = 0.72, 0.16, 1.9  # inches: above the lanes, between the axes, the curves
 _BETWEEN, _FLAT = 0.6, 0.6  # inches below a detail; how much of its height the chart of all has
@@ -83,28 +80,8 @@ def _mark(trace: Trace, ax: Axes, detail: Window) -> None:
     ax.axvspan(0, detail.to_ns / size, fill=False, edgecolor=INK, linewidth=1, zorder=3)
 
 
-def save_overview(
-    trace: Trace,
-    path: str | os.PathLike[str],
-    start: Instant | None = None,
-    end: Instant | None = None,
-) -> Path:
-    """Draw `overview` into a .png, .svg or .pdf file, whole or not at all.
-
-    Raises:
-        OptPipeError: for another ending, a path that cannot be written, or as `window_of`.
-    """
-    check_ending(path)
-    return save(overview(trace, start, end), path)
-
-
-def save_lanes(trace: Trace, path: str | os.PathLike[str], end_ns: int) -> Path:
-    """Draw the Gantt chart alone, up to a time, into a .png, .svg or .pdf file, whole or not at all.
-
-    Raises:
-        OptPipeError: for another ending, or a path that cannot be written.
-    """
-    check_ending(path)
+def lanes_until(trace: Trace, end_ns: int) -> Figure:
+    """Draw the Gantt chart alone, up to a time."""
     lanes = gantt_height(trace)
     with styled():
         figure = new_figure(WIDTH, _TITLE + lanes + BOTTOM)
@@ -115,7 +92,7 @@ def save_lanes(trace: Trace, path: str | os.PathLike[str], end_ns: int) -> Path:
         taken = (format_time(end_ns), 11, "normal", INK)
         _line(figure, 0.16, (name, 13, "bold", INK), taken)
         _line(figure, 0.44, (_facts(trace), 9, "normal", MUTED), ("", 9, "normal", MUTED))
-    return save(figure, path)
+    return figure
 
 
 def _title(trace: Trace, figure: Figure, window: Window | None) -> None:
@@ -140,10 +117,10 @@ def _title(trace: Trace, figure: Figure, window: Window | None) -> None:
 def _facts(trace: Trace) -> str:
     """Return what was replayed: profile, shape, what is offloaded."""
     shape = trace.schedule.shape
-    facts = [trace.profile.name, _counted(shape.devices, "device")]
+    facts = [trace.profile.name, counted(shape.devices, "device")]
     if shape.chunks > 1:
         facts.append(f"{shape.chunks} chunks each")
-    facts.append(_counted(shape.microbatches, "microbatch"))
+    facts.append(counted(shape.microbatches, "microbatch", "microbatches"))
     if shape.slices > 1:
         facts.append(f"{shape.slices} slices each")
     if trace.offloaded:
@@ -151,11 +128,6 @@ def _facts(trace: Trace) -> str:
         facts.append(f"{trace.offloaded} of {total} activations offloaded")
         facts.append(f"host peak {format_size(trace.host_peak_bytes)}")
     return "  ·  ".join(facts)
-
-
-def _counted(count: int, noun: str) -> str:
-    """``1 device``, ``4 microbatches``."""
-    return f"{count} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 def _line(figure: Figure, top: float, left: _Text, right: _Text) -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from ..reasons.solution import FORCED, SHORT, Solution
 from ..trace import CAUSES
 from ..units import format_time
-from .axis import BOTTOM, LEFT, WIDTH, place, time_unit
-from .style import INK, MUTED, check_ending, new_figure, save, styled
+from .axis import BESIDE, BOTTOM, LEFT, WIDTH, place, time_unit
+from .style import INK, MUTED, figure_of, new_figure, styled
 
 # Idle causes and forced reasons of the same meaning have the same colour; the latter are hatched.
 COLOURS = {
@@ -112,23 +109,14 @@ def _legend(ax: Axes, used: list[tuple[str, bool]]) -> None:
                 Patch(facecolor=COLOURS[part], hatch=hatch, edgecolor="white", linewidth=0)
             )
             labels.append(MUST.get(part, part) if must else NAMES.get(part, part))
-    legend = ax.legend(
-        handles,
-        labels,
-        loc="upper left",
-        bbox_to_anchor=(1.005, 1),
-        borderaxespad=0,
-        labelspacing=0.35,
-        handlelength=1.4,
-    )
+    legend = ax.legend(handles, labels, labelspacing=0.35, handlelength=1.4, **BESIDE)
     for text in legend.get_texts():
         if text.get_text().endswith("bar)"):
             text.set_fontweight("bold")
 
 
 def _title(solution: Solution, ax: Axes) -> None:
-    figure = ax.get_figure(root=True)
-    assert figure is not None
+    figure = figure_of(ax)
     trace, bound = solution.trace, solution.bound
     whole = "iteration" if trace.iteration_ns == trace.cost_ns else "pipeline"
     what = whole if trace.objective == "flush" else "longest device span"
@@ -143,15 +131,3 @@ def _title(solution: Solution, ax: Axes) -> None:
     x = LEFT / WIDTH
     figure.text(x, 1 - 0.24 / height, heading, fontsize=12, weight="bold", color=INK)
     figure.text(x, 1 - 0.48 / height, facts, fontsize=9, color=MUTED)
-
-
-def save_solution_chart(solution: Solution, path: str | os.PathLike[str]) -> Path:
-    """Draw `solution_chart` into a .png, .svg or .pdf file, whole or not at all.
-
-    Raises:
-        OptPipeError: for another ending, or a path that cannot be written.
-    """
-    check_ending(path)
-    figure = solution_chart(solution).get_figure(root=True)
-    assert figure is not None
-    return save(figure, path)

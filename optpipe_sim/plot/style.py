@@ -17,6 +17,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib import font_manager
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -135,30 +136,27 @@ def text_colour(background: str) -> str:
     return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.55 else INK
 
 
-def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
-    """Write a figure as PNG, SVG or PDF by the name's ending, whole or not at all.
+def figure_of(drawn: Figure | Axes) -> Figure:
+    """Return a figure, or that of an axis."""
+    figure = drawn if isinstance(drawn, Figure) else drawn.get_figure(root=True)
+    assert figure is not None
+    return figure
+
+
+def save(drawn: Figure | Axes, path: str | os.PathLike[str]) -> Path:
+    """Write a figure, or that of an axis, as PNG, SVG or PDF by the name's ending, whole or not at all.
 
     Raises:
         OptPipeError: for another ending, or a path that cannot be written.
-    """
-    ending = check_ending(path)
-    stream = io.BytesIO()
-    # without dates the same figure gives the same bytes
-    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(ending)
-    with styled():
-        figure.savefig(stream, format=ending[1:], metadata=undated)
-    return write_bytes(path, stream.getvalue())
-
-
-def check_ending(path: str | os.PathLike[str]) -> str:
-    """Return the ending of a figure's file name, one of `FORMATS`.
-
-    Raises:
-        OptPipeError: for any other. Call it before drawing.
     """
     ending = Path(path).suffix.lower()
     if ending not in FORMATS:
         raise OptPipeError(
             f"{path}: a figure's name ends in {', '.join(FORMATS)}, not in {ending or 'nothing'}"
         )
-    return ending
+    stream = io.BytesIO()
+    # without dates the same figure gives the same bytes
+    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(ending)
+    with styled():
+        figure_of(drawn).savefig(stream, format=ending[1:], metadata=undated)
+    return write_bytes(path, stream.getvalue())

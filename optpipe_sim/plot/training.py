@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -13,7 +11,7 @@ from matplotlib.figure import Figure
 
 from ..ops import B, F, W
 from .axis import time_unit
-from .style import COLOURS, INK, LIMIT, MUTED, check_ending, new_figure, save, styled
+from .style import COLOURS, INK, LIMIT, MUTED, new_figure, styled
 
 _Rows = Sequence[Mapping[str, Any]]
 
@@ -43,12 +41,6 @@ def training_chart(
         times.set_xlabel("step")
         figure.subplots_adjust(left=0.09, right=0.98, top=0.94, bottom=0.1, hspace=0.12)
     return figure
-
-
-def save_training(path: str | os.PathLike[str], *arguments: Any, **options: Any) -> Path:
-    """Draw `training_chart` into a .png, .svg or .pdf file, whole or not at all."""
-    check_ending(path)
-    return save(training_chart(*arguments, **options), path)
 
 
 def _loss(ax: Axes, rows: _Rows, unpipelined: Sequence[float] | None, floor: float | None) -> None:

@@ -16,7 +16,7 @@ from ..study.compare import Comparison
 from ..trace import Trace
 from ..units import format_size, format_time
 from .chart import Curve, Mark, chart
-from .markup import Cell, table
+from .markup import Cell, share_cell, table, time_cell
 from .page import View, slot
 from .views import trace_view
 
@@ -54,11 +54,11 @@ def comparison_views(found: Comparison) -> list[View]:
     for row in found.rows:
         trace, peak = row.trace, max(row.trace.peak_bytes)
         cells = [
-            _time(trace.iteration_ns),
-            _share(trace.bubble_rate_flush),
+            time_cell(trace.iteration_ns),
+            share_cell(trace.bubble_rate_flush),
             Cell(trace.peak_text, peak),
             Cell("yes" if trace.fits else "no"),
-            _share(row.gap),
+            share_cell(row.gap),
             Cell(f"{row.speedup:.3f}×", row.speedup),
         ]
         kind = "fits" if trace.fits else "over"
@@ -94,11 +94,11 @@ def frontier_views(found: Frontier) -> list[View]:
             fixed = f"{point.fixed[0]}: {format_time(point.fixed_iteration_ns or 0)}"
         chunks = trace.schedule.shape.chunks
         cells = [
-            _time(trace.iteration_ns),
+            time_cell(trace.iteration_ns),
             Cell(str(chunks), chunks),
-            _share(trace.bubble_rate_flush),
-            _time(least),
-            _share(result.gap),
+            share_cell(trace.bubble_rate_flush),
+            time_cell(least),
+            share_cell(result.gap),
             Cell(f"{trace.offloaded:,}", trace.offloaded),
             Cell(result.status),
             Cell(fixed),
@@ -143,9 +143,9 @@ def advice_views(found: Advice) -> list[View]:
     for row in found.rows:
         cells = [
             Cell(row.schedule),
-            _time(row.iteration_ns),
+            time_cell(row.iteration_ns),
             Cell(f"{row.tokens_per_s:,.0f}", row.tokens_per_s),
-            _share(row.mfu_causal),
+            share_cell(row.mfu_causal),
             Cell(format_size(row.peak_bytes), row.peak_bytes),
             Cell(row.choice.recompute),
             Cell(limited_by(found.parts(row))),
@@ -246,11 +246,3 @@ def _views(
         f"{slot(0)}{table('choices', heads, lines)}{more}"
     )
     return [View(html, (chart([*marks, *points], curves, limit_bytes, axis),)), *views]
-
-
-def _time(time_ns: float) -> Cell:
-    return Cell(format_time(time_ns), time_ns)
-
-
-def _share(share: float) -> Cell:
-    return Cell(f"{share:.2%}", share)

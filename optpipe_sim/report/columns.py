@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from bokeh.core.properties import field, value
 from bokeh.core.serialization import Serializable, Serializer
-from bokeh.models import Dodge
+from bokeh.models import Dodge, LinearInterpolator
 from bokeh.transform import transform
 
-from ..op_costs import kept_costs, op_costs
 from ..ops import BW, B, Op
 from ..reasons.explain import Gap, gaps
 from ..reasons.reasons import Reason, Reasons, critical_path, last_reason
@@ -122,16 +121,12 @@ class TraceColumns:
     def inside(self) -> Columns:
         """The part of each backward in which it recomputes."""
         trace = self.trace
-        kinds = trace.schedule.table[:, 0]
-        planned = op_costs(trace.schedule, trace.profile).duration_ns
-        again = planned - kept_costs(trace.schedule, trace.profile).duration_ns
-        rows = np.flatnonzero(np.isin(kinds, (B, BW)) & (again > 0))
-        took = trace.end_ns[rows] - trace.start_ns[rows]
-        share = np.rint(took * (again[rows] / planned[rows])).astype(np.int64)
+        took = trace.recomputing_ns
+        rows = np.flatnonzero(np.isin(trace.schedule.table[:, 0], (B, BW)) & (took > 0))
         top, bottom = self.layout.within(INSIDE, trace.schedule.devices[rows])
         return {
             "start": whole(trace.start_ns[rows]),
-            "end": whole(trace.start_ns[rows] + share),
+            "end": whole(trace.start_ns[rows] + took[rows]),
             "top": whole(top),
             "bottom": whole(bottom),
         }
@@ -164,6 +159,24 @@ class TraceColumns:
 
     def _row(self, op: Op | None) -> int:
         return -1 if op is None else self.trace.schedule.row(op)
+
+
+class Drawing(NamedTuple):
+    """A figure of lanes while it is drawn; `places`: where heights of the layout are, now that some devices are
+    folded."""
+
+    plot: Any
+    columns: TraceColumns
+    places: LinearInterpolator
+
+    def height(self, name: str) -> Any:
+        """Return a column of heights, for a glyph."""
+        return transform(name, self.places)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the beginning and the end of the iteration, for a glyph."""
+        end = self.columns.trace.makespan_ns
+        return {"start": self.columns.at(0), "end": self.columns.at(end)}
 
 
 def _around(first: np.ndarray, last: np.ndarray, end_ns: int) -> tuple[np.ndarray, np.ndarray]:

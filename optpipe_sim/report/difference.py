@@ -17,7 +17,7 @@ from ..sim.difference import compare_traces
 from ..sim.lower import lower
 from ..trace import CAUSES, Trace
 from ..units import format_size, format_time
-from .markup import Cell, table
+from .markup import Cell, table, time_cell
 from .tables import PIPELINE, pipeline_name
 
 NOTICED = 0.1  # of its time: a smaller difference of an op's duration is not marked
@@ -108,8 +108,8 @@ def difference_table(one: Trace, two: Trace, names: tuple[str, str]) -> str:
     rows = [
         [
             Cell(what),
-            Cell(_text(values[0]), values[0]),
-            Cell(_text(values[1]), values[1]),
+            time_cell(values[0]),
+            time_cell(values[1]),
             _signed(values[1] - values[0]),
         ]
         for what, *values in time_rows(one, two)
@@ -253,10 +253,6 @@ _CAUSES = {
 }
 
 
-def _text(time_ns: float) -> str:
-    return format_time(time_ns) if time_ns else "0"
-
-
 def _signed(time_ns: float) -> Cell:
     sign = "+" if time_ns > 0 else "−" if time_ns < 0 else ""
-    return Cell(f"{sign}{_text(abs(time_ns))}", time_ns)
+    return Cell(f"{sign}{time_cell(abs(time_ns)).text}", time_ns)

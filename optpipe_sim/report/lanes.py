@@ -29,7 +29,7 @@ from ..plot.axis import time_unit
 from ..plot.style import shade, text_colour
 from ..trace import CAUSES, Trace
 from .actions import Parts, add_actions, named_view
-from .columns import TraceColumns, whole
+from .columns import Drawing, TraceColumns, whole
 from .layout import COMPUTE, ROWS, Layout, pixels
 from .memory import Scales, memory_areas, memory_labels, memory_lanes, other_memory
 
@@ -108,21 +108,22 @@ def lanes(
     places = LinearInterpolator(x=layout.knots, y=placed, clip=False, name=f"{name}-places")
     sources = _lane_source(layout, opened, name)
     _axes(plot, columns.trace, np.interp(layout.levels, layout.knots, placed).tolist(), sources)
-    ops, idle = _boxes(plot, columns, places)
+    on = Drawing(plot, columns, places)
+    ops, idle = _boxes(on)
     memory = memory_lanes(columns, scales)
-    areas = memory_areas(plot, columns, memory, places)
+    areas = memory_areas(on, memory)
     if other is not None:
-        other_memory(plot, memory, memory_lanes(other, scales), other, places)
-    memory_labels(plot, columns, memory, places)
-    _messages(plot, columns, places)
+        other_memory(Drawing(plot, other, places), memory, memory_lanes(other, scales))
+    memory_labels(on, memory)
+    _messages(on)
     marked = {"line_alpha": 0, "nonselection_line_alpha": 0, "selection_line_alpha": 1}
-    _arrows(plot, columns, ops.data_source, places, name=f"{name}-arrows", **marked)
+    _arrows(on, ops.data_source, name=f"{name}-arrows", **marked)
     for mark, rows in marks.items():
-        _marked(plot, columns, ops, places, mark, rows)
+        _marked(on, ops, mark, rows)
     inks = _coloured([text_colour(look) for look in _looks(columns.trace)])
     names = [
-        _names(plot, columns, ops.data_source, places, inks),
-        _names(plot, columns, idle[0].data_source, places, INK, background_fill_color="white"),
+        _names(on, ops.data_source, inks),
+        _names(on, idle[0].data_source, INK, background_fill_color="white"),
     ]
     add_actions(Parts(plot, ops, idle, names, places, columns.shift, sources, layout))
     plot.add_tools(
@@ -168,19 +169,15 @@ def _axes(plot: Any, trace: Trace, levels: list[float], lanes: ColumnDataSource)
     plot.ygrid.visible = False
 
 
-def _boxes(
-    plot: Any, columns: TraceColumns, places: LinearInterpolator
-) -> tuple[GlyphRenderer, list[GlyphRenderer]]:
+def _boxes(on: Drawing) -> tuple[GlyphRenderer, list[GlyphRenderer]]:
     """Return the lanes, the idle intervals in them, and the ops."""
-    trace = columns.trace
-    _grounds(plot, columns, places, fill_color="#8A8A8A", fill_alpha=0.13)
-    source = ColumnDataSource(columns.gaps, name=f"{plot.name}-gaps")
+    trace, name = on.columns.trace, on.plot.name
+    _grounds(on, fill_color="#8A8A8A", fill_alpha=0.13)
+    source = ColumnDataSource(on.columns.gaps, name=f"{name}-gaps")
     idle = [
         _quads(
-            plot,
-            columns,
+            on,
             source,
-            places,
             # a pattern for each box of one glyph would be drawn for each box; one for all, once
             view=CDSView(filter=GroupFilter(column_name="cause_at", group=at)),
             fill_color=CAUSE_COLOURS[cause],
@@ -194,24 +191,21 @@ def _boxes(
         for at, cause in enumerate(CAUSES)
         if trace.idle_ns[cause] or at == 0  # the source is asked for
     ]
-    source = ColumnDataSource(columns.ops, name=f"{plot.name}-ops")
-    ops = _quads(plot, columns, source, places, fill_color=_coloured(_looks(trace)))
-    inside = ColumnDataSource(columns.inside)
-    _quads(plot, columns, inside, places, fill_color=shade(OpKind.C, 0, 1))
+    source = ColumnDataSource(on.columns.ops, name=f"{name}-ops")
+    ops = _quads(on, source, fill_color=_coloured(_looks(trace)))
+    _quads(on, ColumnDataSource(on.columns.inside), fill_color=shade(OpKind.C, 0, 1))
     return ops, idle
 
 
-def _grounds(
-    plot: Any, columns: TraceColumns, places: LinearInterpolator, **look: Any
-) -> GlyphRenderer:
+def _grounds(on: Drawing, **look: Any) -> GlyphRenderer:
     """Return boxes from the beginning to the end of the lanes of all engines."""
-    layout = columns.layout
+    layout = on.columns.layout
     rows = [COMPUTE, *((ROWS[OpKind.O], ROWS[OpKind.R]) if layout.nodes else ())]
     devices = np.arange(layout.devices)
     tops, bottoms = np.hstack([layout.within(row, devices) for row in rows])
     source = ColumnDataSource({"top": whole(tops), "bottom": whole(bottoms)})
-    ends = {"left": columns.at(0), "right": columns.at(columns.trace.makespan_ns)}
-    return _quads(plot, columns, source, places, **ends, **look)
+    ends = on.whole()
+    return _quads(on, source, left=ends["start"], right=ends["end"], **look)
 
 
 def _looks(trace: Trace) -> list[str]:
@@ -224,24 +218,18 @@ def _coloured(palette: list[str]) -> Any:
     return transform("look", LinearColorMapper(palette, low=-0.5, high=len(palette) - 0.5))
 
 
-def _quads(
-    plot: Any,
-    columns: TraceColumns,
-    source: ColumnDataSource,
-    places: LinearInterpolator,
-    **look: Any,
-) -> GlyphRenderer:
+def _quads(on: Drawing, source: ColumnDataSource, **look: Any) -> GlyphRenderer:
     """Return the boxes of a source; those that are not marked while others are fade."""
     alpha = look.get("fill_alpha", 1.0)
     faded = {"nonselection_fill_alpha": FADED * alpha, "nonselection_hatch_alpha": 0.1}
     marked = {"selection_fill_alpha": alpha}
-    renderer: GlyphRenderer = plot.quad(
+    renderer: GlyphRenderer = on.plot.quad(
         source=source,
-        top=transform("top", places),
-        bottom=transform("bottom", places),
+        top=on.height("top"),
+        bottom=on.height("bottom"),
         **{
-            "left": columns.moved("start"),
-            "right": columns.moved("end"),
+            "left": on.columns.moved("start"),
+            "right": on.columns.moved("end"),
             "line_color": None,
             **faded,
             **marked,
@@ -251,30 +239,28 @@ def _quads(
     return renderer
 
 
-def _messages(plot: Any, columns: TraceColumns, places: LinearInterpolator) -> None:
+def _messages(on: Drawing) -> None:
     """Messages between devices, which a switch shows."""
-    plot.segment(
-        x0=columns.moved("depart"),
-        x1=columns.moved("arrive"),
-        y0=transform("sender", places),
-        y1=transform("receiver", places),
-        source=ColumnDataSource(columns.messages),
-        name=f"{plot.name}-sent",
+    on.plot.segment(
+        x0=on.columns.moved("depart"),
+        x1=on.columns.moved("arrive"),
+        y0=on.height("sender"),
+        y1=on.height("receiver"),
+        source=ColumnDataSource(on.columns.messages),
+        name=f"{on.plot.name}-sent",
         line_color=MESSAGE,
         line_alpha=0.75,
         visible=False,
     )
 
 
-def _arrows(
-    plot: Any, columns: TraceColumns, ops: ColumnDataSource, places: LinearInterpolator, **look: Any
-) -> GlyphRenderer:
+def _arrows(on: Drawing, ops: ColumnDataSource, **look: Any) -> GlyphRenderer:
     """Lines to ops from what they waited for."""
-    renderer: GlyphRenderer = plot.segment(
-        x0=columns.moved("since"),
-        x1=columns.moved("start"),
-        y0=transform("before", places),
-        y1=transform("level", places),
+    renderer: GlyphRenderer = on.plot.segment(
+        x0=on.columns.moved("since"),
+        x1=on.columns.moved("start"),
+        y0=on.height("before"),
+        y1=on.height("level"),
         source=ops,
         line_color=MARK,
         line_width=1.6,
@@ -283,50 +269,34 @@ def _arrows(
     return renderer
 
 
-def _marked(
-    plot: Any,
-    columns: TraceColumns,
-    ops: GlyphRenderer,
-    places: LinearInterpolator,
-    name: str,
-    rows: Sequence[int],
-) -> None:
+def _marked(on: Drawing, ops: GlyphRenderer, name: str, rows: Sequence[int]) -> None:
     """Ops that a switch shows over a veil on all others, those of the critical path with their arrows."""
     source = ops.data_source
     look = {"fill_color": ops.glyph.fill_color, "view": CDSView(filter=IndexFilter(list(rows)))}
     shown = [
-        _grounds(plot, columns, places, fill_color="white", fill_alpha=0.8),
-        _quads(plot, columns, source, places, nonselection_fill_alpha=1, **look),
+        _grounds(on, fill_color="white", fill_alpha=0.8),
+        _quads(on, source, nonselection_fill_alpha=1, **look),
     ]
     if name == "critical":
-        shown.append(
-            _arrows(plot, columns, source, places, view=look["view"], nonselection_line_alpha=1)
-        )
-    group = RendererGroup(name=f"{plot.name}-{name}", visible=False)
+        shown.append(_arrows(on, source, view=look["view"], nonselection_line_alpha=1))
+    group = RendererGroup(name=f"{on.plot.name}-{name}", visible=False)
     for renderer in shown:
         renderer.group, renderer.visible = group, False
 
 
-def _names(
-    plot: Any,
-    columns: TraceColumns,
-    source: ColumnDataSource,
-    places: LinearInterpolator,
-    ink: Any,
-    **look: Any,
-) -> GlyphRenderer:
+def _names(on: Drawing, source: ColumnDataSource, ink: Any, **look: Any) -> GlyphRenderer:
     """Names in the boxes that are in sight and have room for them.
 
     What stands on a tint has a ground of its own.
     """
-    renderer: GlyphRenderer = plot.text(
-        x=columns.moved("start"),
+    renderer: GlyphRenderer = on.plot.text(
+        x=on.columns.moved("start"),
         x_offset=3,
-        y=transform("level", places),
+        y=on.height("level"),
         text="name",
         text_color=ink,
         source=source,
-        view=named_view(plot, columns.shift),
+        view=named_view(on.plot, on.columns.shift),
         text_baseline="middle",
         text_font_size="11px",
         background_fill_alpha=0.6,

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
+from ..units import format_time
+
 
 class Cell(NamedTuple):
     """A cell of a table: what it shows, the number it sorts by, and whether it is prose.
@@ -31,6 +33,16 @@ class Cell(NamedTuple):
         value = "" if self.value is None else f" data-value='{self.value!r}'"
         kind = " class='text long'" if self.prose else " class='text'" if self.value is None else ""
         return f"<td{kind}{value}>{shown}</td>"
+
+
+def time_cell(time_ns: float) -> Cell:
+    """Return a duration."""
+    return Cell(format_time(time_ns) if time_ns else "0", time_ns)
+
+
+def share_cell(share: float, digits: int = 2) -> Cell:
+    """Return a share, in per cent."""
+    return Cell(f"{share:.{digits}%}", share)
 
 
 def table(name: str, heads: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:

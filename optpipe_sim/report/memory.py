@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from bokeh.core.properties import value
-from bokeh.models import ColumnDataSource, LinearInterpolator
+from bokeh.models import ColumnDataSource
 from bokeh.models.renderers import GlyphRenderer
-from bokeh.transform import transform
 
 from ..plot.style import LIMIT
 from ..trace import Trace
 from ..trace.steps import Steps
 from ..units import format_size
-from .columns import TraceColumns
+from .columns import Drawing, TraceColumns
 from .layout import Place, curve
 
 MEMORY_COLOUR, OTHER, STATIC, LABEL = "#7D95AD", "#B5541C", "#7A7A7A", "#4A5258"
@@ -89,18 +88,14 @@ def memory_lanes(columns: TraceColumns, scales: Scales) -> list[MemoryLane]:
     return found
 
 
-def memory_areas(
-    plot: Any,
-    columns: TraceColumns,
-    found: list[MemoryLane],
-    places: LinearInterpolator,
-) -> list[GlyphRenderer]:
+def memory_areas(on: Drawing, found: list[MemoryLane]) -> list[GlyphRenderer]:
     """Return what each device and host holds, as an area, with what is static in it and its limit above."""
+    plot, columns = on.plot, on.columns
     areas = [
         plot.varea_step(
             x=columns.moved("start"),
-            y1=value(lane.place[1], transform=places),
-            y2=transform("level", places),
+            y1=value(lane.place[1], transform=on.places),
+            y2=on.height("level"),
             source=ColumnDataSource(
                 columns.memory(lane.steps, lane.place, lane.scale_bytes), name=f"{plot.name}-memory"
             ),
@@ -124,21 +119,18 @@ def memory_areas(
         levels = [
             float(curve(lane.place, np.array(size), lane.scale_bytes)) for lane, size in lines
         ]
-        level = transform("level", places)
+        level, ends = on.height("level"), on.whole()
         source = ColumnDataSource({"level": levels})
-        start, end = columns.at(0), columns.at(columns.trace.makespan_ns)
-        plot.segment(x0=start, x1=end, y0=level, y1=level, source=source, **look)
+        plot.segment(x0=ends["start"], x1=ends["end"], y0=level, y1=level, source=source, **look)
     return areas
 
 
-def memory_labels(
-    plot: Any, columns: TraceColumns, found: list[MemoryLane], places: LinearInterpolator
-) -> None:
+def memory_labels(on: Drawing, found: list[MemoryLane]) -> None:
     """The peak of each device and host, and its limit, at the beginning of its lane."""
     labels = {"text": [lane.label() for lane in found], "top": [lane.place[0] for lane in found]}
-    plot.text(
-        x=columns.at(0),
-        y=transform("top", places),
+    on.plot.text(
+        x=on.columns.at(0),
+        y=on.height("top"),
         source=ColumnDataSource(labels),
         x_offset=4,
         y_offset=4,
@@ -150,23 +142,18 @@ def memory_labels(
     )
 
 
-def other_memory(
-    plot: Any,
-    own: list[MemoryLane],
-    others: list[MemoryLane],
-    columns: TraceColumns,
-    places: LinearInterpolator,
-) -> None:
-    """What the devices and hosts of another trace hold, as lines in the lanes of the same names."""
+def other_memory(on: Drawing, own: list[MemoryLane], others: list[MemoryLane]) -> None:
+    """What the devices and hosts of another trace, whose columns these are, hold, as lines in the lanes of the same
+    names."""
     place = {lane.name: lane.place for lane in own}
     for lane in others:
         if lane.name in place:
-            data = columns.memory(lane.steps, place[lane.name], lane.scale_bytes)
-            plot.step(
-                x=columns.moved("start"),
-                y=transform("level", places),
+            data = on.columns.memory(lane.steps, place[lane.name], lane.scale_bytes)
+            on.plot.step(
+                x=on.columns.moved("start"),
+                y=on.height("level"),
                 source=ColumnDataSource(
-                    {key: data[key] for key in ("start", "level")}, name=f"{plot.name}-other"
+                    {key: data[key] for key in ("start", "level")}, name=f"{on.plot.name}-other"
                 ),
                 mode="after",
                 line_color=OTHER,

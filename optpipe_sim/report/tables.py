@@ -16,7 +16,7 @@ from ..trace.waits import MEANINGS
 from ..units import counted, format_size, format_time
 from .columns import TraceColumns
 from .lanes import CAUSE_COLOURS, CAUSE_PATTERNS, MARK, MESSAGE
-from .markup import Cell, items, table, tiles
+from .markup import Cell, items, share_cell, table, tiles, time_cell
 from .memory import MEMORY_COLOUR, OTHER, STATIC
 
 MOST_GAPS = 100  # in the table; as many as `explain --json` lists
@@ -114,16 +114,15 @@ def by_device(trace: Trace, name: str) -> str:
         idle = trace.idle_by_device_ns[device]
         total_idle = sum(idle.values())
         row = [Cell(str(device), device, run=(f"{name}-toggle", device))]
-        row += [_time(total_idle), Cell(f"{total_idle / total:.2%}", total_idle / total)]
-        row += [_time(idle[cause]) for cause in causes]
-        row.append(_time(trace.busy_ns[device]))
-        row += [_time(trace.recompute_ns[device])] if again else []
+        row += [time_cell(total_idle), share_cell(total_idle / total)]
+        row += [time_cell(idle[cause]) for cause in causes]
+        row.append(time_cell(trace.busy_ns[device]))
+        row += [time_cell(trace.recompute_ns[device])] if again else []
         peak = trace.peak_bytes[device]
         unknown = trace.profile.memory_unknown
         row.append(Cell("not known" if unknown else format_size(peak), peak))
         if limits:
-            share = peak / max(limits[device], 1)
-            row.append(Cell(f"{share:.1%}", share))
+            row.append(share_cell(peak / max(limits[device], 1), 1))
         rows.append(row)
     return table(f"{name}-devices", heads, rows)
 
@@ -138,7 +137,7 @@ def longest_gaps(columns: TraceColumns, name: str) -> str:
                 gap.length_ns,
                 run=(f"{name}-mark", at),
             ),
-            Cell(f"{gap.length_ns / total:.2%}", gap.length_ns / total),
+            share_cell(gap.length_ns / total),
             Cell(str(gap.device), gap.device),
             Cell(gap.cause),
             Cell(str(gap.op or "the\u00a0end")),
@@ -160,7 +159,7 @@ def path(trace: Trace, name: str) -> str:
     """Return the table of what the critical path consists of."""
     total = trace.makespan_ns
     rows = [
-        [Cell(part), _time(time), Cell(f"{time / total:.1%}", time / total)]
+        [Cell(part), time_cell(time), share_cell(time / total, 1)]
         for part, time in sorted(path_parts(trace).items(), key=lambda item: -item[1])
     ]
     return table(f"{name}-path", ["on the critical path", "time", "share"], rows)
@@ -236,7 +235,3 @@ def _meaning(cause: str, traces: Sequence[Trace]) -> str:
     if cause == "memory" and not any(trace.memory_limit for trace in traces):
         return "for nothing that the profile has: there is no limit"
     return MEANINGS[cause]
-
-
-def _time(time_ns: int) -> Cell:
-    return Cell(format_time(time_ns) if time_ns else "0", int(time_ns))

@@ -177,13 +177,19 @@ class Trace:
     def recompute_ns(self) -> tuple[int, ...]:
         """Per device, the part of `busy_ns` that goes into recomputation, apart (C) or inside
         backwards."""
+        return tuple(int(self.recomputing_ns[rows].sum()) for rows in self.compute_rows)
+
+    @cached_property
+    def recomputing_ns(self) -> np.ndarray:
+        """Per op, as `recompute_ns`: of a backward that takes longer or shorter than planned, the planned share."""
         planned = op_costs(self.schedule, self.profile).duration_ns
         extra = planned - kept_costs(self.schedule, self.profile).duration_ns
         extra[self.schedule.is_transfer] = 0
         length_ns = self.end_ns - self.start_ns
         share = np.divide(extra, planned, out=np.zeros(len(extra)), where=planned > 0)
-        spent = np.where(length_ns == planned, extra, np.rint(length_ns * share).astype(np.int64))
-        return tuple(int(spent[rows].sum()) for rows in self.compute_rows)
+        rounded = np.rint(length_ns * share).astype(np.int64)
+        spent: np.ndarray = np.where(length_ns == planned, extra, rounded)
+        return spent
 
     @property
     def recomputed(self) -> int:

@@ -296,7 +296,7 @@ def test_a_file_that_is_not_written_takes_no_answer_away(
     def fail(*_: object) -> None:
         raise failed
 
-    monkeypatch.setattr("optpipe_sim.plot.compare.save_compare_chart", fail)
+    monkeypatch.setattr("optpipe_sim.plot.style.save", fail)
     line = "compare p.yaml -m 4 --schedules 1f1b --save b.json --chart c.png"
     answer = cli(line)
     assert "Fastest: 1f1b" in answer.out

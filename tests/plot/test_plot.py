@@ -22,11 +22,11 @@ from optpipe_sim import Schedule, Shape, Trace, simulate
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.ops import COMPUTE, OpKind
 from optpipe_sim.plot.axis import window_of
-from optpipe_sim.plot.compare import compare_chart, save_compare_chart
+from optpipe_sim.plot.compare import compare_chart
 from optpipe_sim.plot.held import memory, tightest
 from optpipe_sim.plot.lanes import gantt
-from optpipe_sim.plot.picture import overview, save_overview
-from optpipe_sim.plot.style import COLOURS, FORMATS
+from optpipe_sim.plot.picture import overview
+from optpipe_sim.plot.style import COLOURS, FORMATS, save
 
 MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
 END = {".png": b"IEND\xaeB`\x82", ".svg": b"</svg>", ".pdf": b"%%EOF"}
@@ -76,17 +76,17 @@ def labels(ax: Axes) -> list[str]:
 
 @pytest.mark.parametrize("ending", FORMATS)
 def test_whole_files_in_every_format(tmp_path: Path, offloading: Trace, ending: str) -> None:
-    path = save_overview(offloading, tmp_path / "new" / f"figure{ending}")
+    path = save(overview(offloading), tmp_path / "new" / f"figure{ending}")
     data = path.read_bytes()
     assert data.startswith(MAGIC[ending])
     assert END[ending] in data[-32:]
     assert [path] == list(path.parent.iterdir())  # no temporary file stays
-    save_overview(offloading, path)
+    save(overview(offloading), path)
     assert path.read_bytes() == data  # the same figure is the same file
 
 
 def test_pdf_embeds_its_fonts(tmp_path: Path, offloading: Trace) -> None:
-    data = save_overview(offloading, tmp_path / "figure.pdf").read_bytes()
+    data = save(overview(offloading), tmp_path / "figure.pdf").read_bytes()
     assert b"/FontFile2" in data
     assert b"/Type3" not in data
 
@@ -95,9 +95,9 @@ def test_pdf_embeds_its_fonts(tmp_path: Path, offloading: Trace) -> None:
 def test_other_endings_are_refused_in_one_line(
     tmp_path: Path, offloading: Trace, name: str
 ) -> None:
-    for save in (save_overview, lambda _, path: save_compare_chart([row()], path)):
+    for drawn in (overview(offloading), gantt(offloading), compare_chart([row()])):
         with pytest.raises(OptPipeError, match=r"ends in \.png, \.svg, \.pdf") as caught:
-            save(offloading, tmp_path / name)
+            save(drawn, tmp_path / name)
         assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
@@ -105,7 +105,7 @@ def test_other_endings_are_refused_in_one_line(
 def test_unwritable_path_is_one_line(tmp_path: Path, offloading: Trace) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OptPipeError, match="cannot be written"):
-        save_overview(offloading, tmp_path / "file" / "figure.png")
+        save(overview(offloading), tmp_path / "file" / "figure.png")
 
 
 def test_gantt_draws_every_op_where_it_runs(offloading: Trace) -> None:
@@ -157,7 +157,7 @@ def test_large_gantt_is_quick_and_still_whole(tmp_path: Path) -> None:
     trace = trace_of(32, 128)
     begin = time.perf_counter()
     for ending in FORMATS:
-        path = save_overview(trace, tmp_path / f"figure{ending}")
+        path = save(overview(trace), tmp_path / f"figure{ending}")
         assert path.stat().st_size < 3_000_000  # boxes are rasterised in vector files
     assert time.perf_counter() - begin < 15
     ax = gantt(trace)

@@ -12,7 +12,8 @@ from unit_profiles import unit_profile
 from optpipe_sim import build, load_profile, simulate
 from optpipe_sim.bounds.bounds import Bound, fill_and_drain, fill_and_drain_parts, lower_bound
 from optpipe_sim.errors import Deadlock, OptPipeError, OutOfMemory
-from optpipe_sim.plot.solution import save_solution_chart, solution_chart
+from optpipe_sim.plot.solution import solution_chart
+from optpipe_sim.plot.style import save
 from optpipe_sim.reasons.solution import analyse_solution, explain_solution, ranges
 
 
@@ -171,7 +172,7 @@ def test_chart_draws_what_idles_and_what_must(objective, tmp_path) -> None:
         widths[bar.get_hatch() is not None][device] += bar.get_width() * 1000  # the axis is in us
     assert widths[False] == pytest.approx([device.idle for device in found.devices])
     assert widths[True] == pytest.approx([device.forced for device in found.devices])
-    path = save_solution_chart(found, tmp_path / "why.png")
+    path = save(ax, tmp_path / "why.png")
     assert path.stat().st_size > 10_000
     with pytest.raises(OptPipeError, match="png"):
-        save_solution_chart(found, tmp_path / "why.gif")
+        save(ax, tmp_path / "why.gif")

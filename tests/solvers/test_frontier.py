@@ -12,7 +12,8 @@ from unit_profiles import unit_profile
 
 from optpipe_sim import CostProfile, build, simulate
 from optpipe_sim.errors import InvalidSchedule, OptPipeError
-from optpipe_sim.plot.frontier import frontier_chart, save_frontier
+from optpipe_sim.plot.frontier import frontier_chart
+from optpipe_sim.plot.style import save
 from optpipe_sim.solvers.fixed import best_rule
 from optpipe_sim.solvers.frontier import Frontier, Point, frontier
 
@@ -188,6 +189,6 @@ def test_the_chart_shows_curve_bound_and_schedules(curve: Frontier, tmp_path: Pa
     assert (*bounds, bounds[-1]) in drawn
     names = ", ".join(text.get_text() for text in ax.texts)
     assert "1f1b" in names
-    assert save_frontier(curve, tmp_path / "f.svg").read_text().startswith("<?xml")
+    assert save(frontier_chart(curve), tmp_path / "f.svg").read_text().startswith("<?xml")
     with pytest.raises(OptPipeError, match="nothing to draw"):
         frontier_chart(Frontier(profile(), 6, "flush", curve.points[:1], []))

@@ -22,12 +22,13 @@ def write_trace(
         trace.schedule.save(arguments.save)
         files[arguments.save] = "the schedule"
     if arguments.gantt:
-        from ...plot.picture import save_overview
+        from ...plot.picture import overview
+        from ...plot.style import save
 
         if progress:
             progress("drawing the Gantt chart", 1, 1)
         start, end = arguments.window_from, arguments.window_to
-        save_overview(trace, arguments.gantt, start, end)
+        save(overview(trace, start, end), arguments.gantt)
         part = f"from {start or 0} to {end or 'the end'}, " if start or end else ""
         files[arguments.gantt] = f"{part}Gantt chart and memory curves"
     if arguments.trace:

@@ -190,9 +190,10 @@ def _write(arguments: argparse.Namespace, found: Advice, best: Row, files: dict[
         write_text(arguments.csv, _table_of_points(found))
         files[arguments.csv] = f"{len(found.points)} configurations"
     if arguments.chart:
-        from ....plot.advise import save_advice
+        from ....plot.advise import advice_chart
+        from ....plot.style import save
 
-        save_advice(found, arguments.chart)
+        save(advice_chart(found), arguments.chart)
         files[arguments.chart] = "time over memory"
     files |= write_page(arguments, lambda page, command: page.of_advice(found, command))
     files |= write_profile(arguments, best.profile, "the profile of the plan")

@@ -146,9 +146,10 @@ def _behind(profile: CostProfile, path: str) -> CostProfile:
 
 def _chart(profile: CostProfile, path: str) -> dict[str, str]:
     """Draw a pair of the middle stage."""
-    from ....plot.pair import save_pair
+    from ....plot.pair import pair_chart
+    from ....plot.style import save
 
-    save_pair(profile, path, len(profile.stages) // 2)
+    save(pair_chart(profile, len(profile.stages) // 2), path)
     return {path: "a pair on its two streams"}
 
 

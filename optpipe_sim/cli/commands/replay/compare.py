@@ -128,11 +128,12 @@ def _write(
 
     files |= write_trace(arguments, result.rows[0].trace, progress)
     if arguments.chart:
-        from ....plot.compare import save_compare_chart
+        from ....plot.compare import compare_chart
+        from ....plot.style import save
 
         progress("drawing the comparison", 1, 1)
         rows = [row.to_json() for row in result.shown]
-        save_compare_chart(rows, arguments.chart, profile.memory_limit)
+        save(compare_chart(rows, profile.memory_limit), arguments.chart)
         files[arguments.chart] = "time and peak memory of every schedule"
     files |= write_page(arguments, lambda page, command: page.of_comparison(result, command))
 

@@ -78,9 +78,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         found = analyse_solution(trace, bound)
         answer["solution"] = found.to_json()
         if arguments.chart:
-            from ....plot.solution import save_solution_chart
+            from ....plot.solution import solution_chart
+            from ....plot.style import save
 
-            save_solution_chart(found, arguments.chart)
+            save(solution_chart(found), arguments.chart)
             files[arguments.chart] = "idle time, and how much of it is forced"
     name = None if is_file(arguments.schedule) else arguments.schedule
     fitting = [] if trace.fits else remedies(name, trace)

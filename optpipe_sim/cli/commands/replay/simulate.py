@@ -104,9 +104,10 @@ def _forwards(
     found = forward_pass(schedule, profile)
     files = {}
     if arguments.gantt:
-        from ....plot.picture import save_lanes
+        from ....plot.picture import lanes_until
+        from ....plot.style import save
 
-        save_lanes(found.trace, arguments.gantt, found.makespan_ns)
+        save(lanes_until(found.trace, found.makespan_ns), arguments.gantt)
         files[arguments.gantt] = "Gantt chart of the forwards"
     out.result(
         {

@@ -240,9 +240,10 @@ def _write(arguments: argparse.Namespace, found: Confirmation) -> dict[str, str]
     files: dict[str, str] = {}
     trace: Any = found.difference.measured
     if arguments.figure:
-        from ....plot.confirm import save_confirm
+        from ....plot.confirm import confirm_figure
+        from ....plot.style import save
 
-        save_confirm(found.difference, arguments.figure)
+        save(confirm_figure(found.difference), arguments.figure)
         files[arguments.figure] = "predicted and measured, one over the other"
     if arguments.trace:
         from ....frameworks.chrome_trace import save_chrome_trace

@@ -253,7 +253,8 @@ def _write(
     losses: list[float] | None,
     answer: dict[str, Any],
 ) -> dict[str, str]:
-    from ....plot.training import save_training
+    from ....plot.style import save
+    from ....plot.training import training_chart
     from ...outputs.train import csv_text, markdown
 
     files: dict[str, str] = {}
@@ -268,7 +269,8 @@ def _write(
         pictures.append(f"{arguments.write}.png")
     for path in pictures:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        save_training(path, result.rows, result.phases, result.events, losses, task.tokens.floor)
+        floor = task.tokens.floor
+        save(training_chart(result.rows, result.phases, result.events, losses, floor), path)
         files[path] = "loss and iteration times"
     return files
 

@@ -154,9 +154,10 @@ def _write(arguments: argparse.Namespace, out: Out, curve: Frontier, files: dict
         _write_csv(arguments.csv, curve.points)
         files[arguments.csv] = "the points"
     if arguments.chart and any(point.result for point in curve.points):
-        from ....plot.frontier import save_frontier
+        from ....plot.frontier import frontier_chart
+        from ....plot.style import save
 
-        save_frontier(curve, arguments.chart)
+        save(frontier_chart(curve), arguments.chart)
         files[arguments.chart] = "time over memory"
     elif arguments.chart:
         out.wait(f"{arguments.chart}: not drawn, as no limit has a schedule")
