@@ -15,7 +15,7 @@ from optpipe_sim.runtime.execute.record import measured_trace
 from optpipe_sim.sim.difference import Difference
 from optpipe_sim.sim.lower import lower
 
-MOST, MICROBATCHES = 12, 4  # iterations, of which the least counts
+BATCHES, ITERATIONS, MICROBATCHES = 4, 3, 4
 NEAR = {1: 1.05, 2: 1.10}  # by chunks
 CASES = {  # chunks and options
     "1f1b": (1, {}),
@@ -49,7 +49,7 @@ def profile_of(devices: int, chunks: int) -> CostProfile:
 @pytest.mark.timing
 @pytest.mark.parametrize("p", [2, 4])
 def test_a_run_takes_as_long_as_predicted(p: int, request: pytest.FixtureRequest):
-    """The least of several iterations; a machine that is busy gets more of them."""
+    """The least of three iterations; a machine that is busy gets four tries."""
     missed, ranks = [], request.getfixturevalue({2: "two", 4: "four"}[p])
     for name, (chunks, options) in CASES.items():
         profile = profile_of(p, chunks)
@@ -58,9 +58,9 @@ def test_a_run_takes_as_long_as_predicted(p: int, request: pytest.FixtureRequest
         copies = any(op.kind is O for program in schedule.programs for op in program)
         assert copies == (name in OFFLOADING)
         lowered = lower(schedule, profile, options.get("limit"))
-        task = Task(Case(schedule, profile, options.get("limit")), iterations=1)
+        task = Task(Case(schedule, profile, options.get("limit")), iterations=ITERATIONS)
         found = []
-        for _ in range(MOST):
+        for _ in range(BATCHES):
             results = ranks.run(task)
             for records in zip(*(result.records for result in results), strict=True):
                 measured = measured_trace(lowered, records)
