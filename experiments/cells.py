@@ -79,7 +79,7 @@ def _read(path: str | os.PathLike[str], keys: tuple[str, ...]) -> dict[tuple[str
     return {tuple(row[key] for key in keys): row for row in rows}
 
 
-def to_csv(rows: Sequence[Mapping[str, str]]) -> str:
+def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Write rows as CSV; the columns are those of the first row, then further ones of others."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     stream = io.StringIO()

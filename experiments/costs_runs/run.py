@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +36,7 @@ from optpipe_sim.profile import CostProfile
 from optpipe_sim.sim import simulate
 from optpipe_sim.trace import Trace
 
+from ..cells import to_csv
 from .chart import draw
 from .report import report_text
 
@@ -254,21 +254,7 @@ def data_text(rows: Sequence[Compared], records: Sequence[Mapping[str, Any]]) ->
 
 def table_text(rows: Sequence[Compared]) -> str:
     """``costs_runs.csv``."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(Compared._fields)
-    for row in rows:
-        writer.writerow([*row[:3], " + ".join(sorted(row.features)), *row[4:]])
-    return stream.getvalue()
-
-
-def plain_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows with the same keys as CSV."""
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
+    return to_csv([{**row._asdict(), "features": " + ".join(sorted(row.features))} for row in rows])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -291,8 +277,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(write_text(inside, data_text(rows, data["records"])))
         print(write_text(results / "costs_runs.csv", table_text(rows)))
         print(write_text(results / "costs_runs.md", report_text(rows, data, reached, sizes)))
-        print(write_text(results / "costs_kernels.csv", plain_table(reached)))
-        print(write_text(results / "costs_microbatches.csv", plain_table(list(table(sizes)))))
+        print(write_text(results / "costs_kernels.csv", to_csv(reached)))
+        print(write_text(results / "costs_microbatches.csv", to_csv(list(table(sizes)))))
         print(save(draw(rows), results / "costs_runs.png"))
     except (OptPipeError, OSError) as error:
         print(error, file=sys.stderr)

@@ -10,8 +10,6 @@ rates of the A100 to three of the seven models, and writes ``costs_cells.csv`` (
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from experiments.cells import to_csv
 from experiments.published import (
     Cell,
     Run,
@@ -181,79 +180,45 @@ def medians(rows: Iterable[Row], role: str) -> dict[tuple[str, str], tuple[int, 
     }
 
 
-def _csv(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(lines)
-    return stream.getvalue()
-
-
 def _files(rows: list[Row], splits: list[Split]) -> dict[str, str]:
+    def cell(r: Row) -> dict[str, str]:
+        otherwise = zip(OTHERWISE, r.otherwise, strict=True)
+        return {
+            "table": r.table,
+            "model": r.model,
+            "quantity": r.quantity,
+            "role": r.role,
+            "published": f"{r.published:.6g}",
+            "before": f"{r.before:.6g}",
+            "before_error": f"{r.errors[0]:+.4f}",
+            "after": f"{r.after:.6g}",
+            "after_error": f"{r.errors[1]:+.4f}",
+            **{
+                f"{name.replace('-', '_')}_error": ""
+                if time is None
+                else f"{time / r.published - 1:+.4f}"
+                for name, time in otherwise
+            },
+        }
+
+    def split(s: Split) -> dict[str, str]:
+        return {
+            "model": s.model,
+            "seq": str(s.seq),
+            "split": s.name,
+            "schedule": s.schedule,
+            "seconds": f"{s.seconds:.3f}",
+            "mfu": f"{s.mfu:.4f}",
+            "peak_gib": f"{s.peak_gib:.2f}",
+            "bubble": f"{s.bubble:.4f}",
+            "messages": f"{s.messages:.4f}",
+            "gemm_tflops": f"{s.gemm_rate:.1f}",
+            "faster": f"{s.faster:.4f}",
+        }
+
     return {
-        "costs_cells.csv": _csv(
-            [
-                "table",
-                "model",
-                "quantity",
-                "role",
-                "published",
-                "before",
-                "before_error",
-                "after",
-                "after_error",
-                *(f"{name.replace('-', '_')}_error" for name in OTHERWISE),
-            ],
-            (
-                [
-                    r.table,
-                    r.model,
-                    r.quantity,
-                    r.role,
-                    f"{r.published:.6g}",
-                    f"{r.before:.6g}",
-                    f"{r.errors[0]:+.4f}",
-                    f"{r.after:.6g}",
-                    f"{r.errors[1]:+.4f}",
-                    *(
-                        "" if time is None else f"{time / r.published - 1:+.4f}"
-                        for time in r.otherwise
-                    ),
-                ]
-                for r in rows
-            ),
-        ),
-        "costs_tp.csv": _csv(
-            [
-                "model",
-                "seq",
-                "split",
-                "schedule",
-                "seconds",
-                "mfu",
-                "peak_gib",
-                "bubble",
-                "messages",
-                "gemm_tflops",
-                "faster",
-            ],
-            (
-                [
-                    s.model,
-                    s.seq,
-                    s.name,
-                    s.schedule,
-                    f"{s.seconds:.3f}",
-                    f"{s.mfu:.4f}",
-                    f"{s.peak_gib:.2f}",
-                    f"{s.bubble:.4f}",
-                    f"{s.messages:.4f}",
-                    f"{s.gemm_rate:.1f}",
-                    f"{s.faster:.4f}",
-                ]
-                for s in splits
-            ),
-        ),
+        "costs_cells.csv": to_csv(list(map(cell, rows))),
+        "costs_tp.csv": to_csv(list(map(split, splits))),
     }
 
 

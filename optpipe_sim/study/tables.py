@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptPipeError
-from ..files import plain, read_mapping, read_text, write_together
+from ..files import plain, read_mapping, write_together
 from .tasks import Row
 
 ENDINGS = (".parquet", ".csv", ".manifest.json")
@@ -69,14 +69,6 @@ def load_table(folder: str | os.PathLike[str], name: str) -> list[Row]:
         )
         raise OptPipeError(f"{path}: cannot be read: {why} (truncated?); {HOW}") from None
     return [_unpacked(row) for row in rows]
-
-
-def load_csv(path: str | os.PathLike[str]) -> list[dict[str, str]]:
-    """Return the rows of a table's CSV, as texts."""
-    rows = list(csv.DictReader(io.StringIO(read_text(path))))
-    if any(None in row or None in row.values() for row in rows):
-        raise OptPipeError(f"{path}: a row has another number of columns (truncated?); {HOW}")
-    return rows
 
 
 def load_manifest(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from statistics import median
 
 import pytest
 
+from experiments.cells import to_csv
 from experiments.costs_runs.fit import (
     EXPERT_SOURCES,
     FP8_SOURCES,
@@ -26,7 +27,6 @@ from experiments.costs_runs.run import (
     estimated,
     held_out,
     measured_ns,
-    plain_table,
     table_text,
 )
 from experiments.published import published
@@ -67,9 +67,9 @@ def test_committed_comparison_is_what_the_estimates_give_today(rows) -> None:
     assert inside.read_text() == data_text(rows, data["records"])
     assert (ROOT / "results" / "costs_runs.csv").read_text() == table_text(rows)
     reached = list(kernels())
-    assert (ROOT / "results" / "costs_kernels.csv").read_text() == plain_table(reached)
+    assert (ROOT / "results" / "costs_kernels.csv").read_text() == to_csv(reached)
     sizes = list(sweeps())
-    table = plain_table(list(size_table(sizes)))
+    table = to_csv(list(size_table(sizes)))
     assert (ROOT / "results" / "costs_microbatches.csv").read_text() == table
     text = report_text(rows, data, reached, sizes)
     assert (ROOT / "results" / "costs_runs.md").read_text() == text

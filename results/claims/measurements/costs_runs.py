@@ -304,15 +304,16 @@ def _held_out(rows: list[dict[str, Any]]) -> str:
     """Times and peaks of SimuMax's and Megatron-LM's runs that no rate was fitted to."""
 
     def told(source: str, key: str) -> str:
-        errors = [
-            abs(row[key])
-            for row in rows
-            if row["source"].startswith(source)
-            and row["role"] == "check"
-            and row["machine"] in ("b200-sxm", "h100-sxm")
-            and row[key] not in (None, "")
-        ]
-        return f"{percent(median(errors))} ({percent(max(errors))}) of {len(errors)}"
+        return _cell(
+            [
+                row[key]
+                for row in rows
+                if row["source"].startswith(source)
+                and row["role"] == "check"
+                and row["machine"] in ("b200-sxm", "h100-sxm")
+                and row[key] not in (None, "")
+            ]
+        )
 
     simumax, golden = "SimuMax", "NVIDIA Megatron-LM"
     return (

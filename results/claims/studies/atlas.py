@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import Any
 
 from optpipe_sim.schedules import REGISTRY
-from results.claims import Tables, percent, span
+from results.claims import Row, Tables, percent, span
 
-Row = dict[str, Any]
 WITHIN = 0.01
 MAY = {
     "neither": "kept",

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import Any
 
 from experiments.expressiveness.figure import LOOKS, OPTIONS, drawn_ratio, gain, pressed, price
 from experiments.expressiveness.pairs import MOST, MOST_PER_DEVICE, ROOM
-from results.claims import Tables, percent, span
+from results.claims import Row, Tables, percent, span
 
-Row = dict[str, Any]
 CLOSE = 0.01
 
 

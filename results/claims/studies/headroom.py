@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from experiments.headroom.task import _profile
-from results.claims import Tables, percent, span
+from results.claims import Row, Tables, percent, span
 
-Row = dict[str, Any]
 WITHIN = 0.01
 
 
@@ -81,14 +80,8 @@ def _others(plain: Sequence[Row]) -> Iterator[str]:
         f" {span((row['any_gap'] for row in one), percent)} above the bound of all cuts; ZB-V, in the same memory, is faster in {faster}"
     )
     yield f"| schedule | peak, of 1F1B's activations | above the bound of its own cut | of all cuts | within {percent(WITHIN, 0)} |"
-    for schedule, label in (("1f1b", "1F1B"), ("v-min", "V-Min"), ("v-half", "V-Half")):
-        every = _of(plain, schedule)
-        yield (
-            f"| {label} | {span((row['peak'] for row in every), '{:.2f}'.format)} |"
-            f" {span((row['own_gap'] for row in every), percent)} | {span((row['any_gap'] for row in every), percent)} |"
-            f" {len(_close(every, 'own_gap'))} and {len(_close(every, 'any_gap'))} of {len(every)} |"
-        )
     for schedule, label in (
+        ("1f1b", "1F1B"), ("v-min", "V-Min"), ("v-half", "V-Half"),
         ("zb-h1", "ZB-H1"), ("zb-h2", "ZB-H2"), ("zb-v", "ZB-V"), ("dualpipe-v", "DualPipe-V"), ("gis", "GIS"),
         ("1f1b-i:chunks=2", "1F1B-I, two chunks"), ("1f1b-i:chunks=4", "1F1B-I, four chunks"),
     ):  # fmt: skip

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from experiments.memory_frontier.figure import GIB, bound_by_limit, solved_by_limit
-from results.claims import Tables, percent, span
-
-Row = dict[str, Any]
+from results.claims import Row, Tables, percent, span
 
 
 def _between(rows: Sequence[Row], ours: dict[float, float]) -> str:
