@@ -6,9 +6,11 @@ from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field
 from functools import cache
+from shlex import quote
 from typing import Any, get_type_hints
 
 from ...option_fields import how, options_of
+from ...units import size_text
 from .groups import RUN, VARY
 from .kinds import by, count, counts, names
 
@@ -72,6 +74,24 @@ def as_words(arguments: Any, kind: type, only: Iterable[str]) -> list[str]:
         elif not isinstance(value, bool):
             words.append(",".join(map(str, value)))
     return words
+
+
+def as_given(arguments: Any, *names: str) -> str:
+    """Return options that a command was given, behind a space each, as the next command takes them."""
+    text = ""
+    for name in names:
+        value = getattr(arguments, name, None)
+        if value is None or value is False:
+            continue
+        text += f" --{name.replace('_', '-')}"
+        if name == "memory_limit":
+            value = size_text(value)
+        if value is not True:
+            words = value if isinstance(value, list) else [value]
+            text += " " + quote(
+                ",".join(f"{w:g}" if isinstance(w, float) else str(w) for w in words)
+            )
+    return text
 
 
 def _flag(one: Field[Any]) -> str:

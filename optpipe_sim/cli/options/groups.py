@@ -18,8 +18,7 @@ _OPTIONS = {
     " --margin --noise --pairs --nearest --without-offloads --without-recomputation",
     SEARCH: "--time-limit --gap --top --seed --objective --engine --workers --no-cache --solver --evaluations"
     " --warm-start --quantile --samples --force --lp",
-    OUTPUT: "--json -q --save --save-profile --save-measurement --save-run --save-trace --report --gantt --chart --csv"
-    " --figure --write --from --to --trace --log --write-model --solution --out --library --scripts --script --format --parts",
+    OUTPUT: "--json -q --from --to --solution --out --library --scripts --format",
 }
 _GROUP_OF = {name: group for group, names in _OPTIONS.items() for name in names.split()}
 # what a run has in one command is what may vary in another

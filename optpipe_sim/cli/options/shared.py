@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 from collections.abc import Callable
+from typing import Any
 
+from .groups import OUTPUT
 from .kinds import count, framework, instant, size
 
 FAMILIES = ("megatron", "torchtitan")  # of ``--family``
@@ -20,6 +22,15 @@ def add_numbers(
         parser.add_argument(
             f"--{name}", type=kind, default=usual, metavar="N", help=f"{text} ({usual})"
         )
+
+
+def add_outputs(parser: ArgumentParser, *rows: tuple[str, str, str], **more: Any) -> None:
+    """Add options that name what is written: the name, what stands for it (by which `outputs.files` knows pictures,
+    pages and folders) and the help of each."""
+    for names, metavar, help in rows:
+        flags = [name if name.startswith("-") else f"--{name}" for name in names.split()]
+        action = parser.add_argument(*flags, metavar=metavar, help=help, **more)
+        action.group, action.writes = OUTPUT, True  # type: ignore[attr-defined]
 
 
 def add_schedule(parser: ArgumentParser) -> None:
@@ -92,19 +103,15 @@ def add_objective_of_schedule(parser: ArgumentParser) -> None:
     )
 
 
-def add_report(parser: ArgumentParser, what: str) -> None:
-    parser.add_argument(
-        "--report", metavar="F.html", help=f"write a page that works offline: {what}"
-    )
+def page_of(what: str) -> tuple[str, str, str]:
+    """Return ``--report`` for `add_outputs`, with what the page shows."""
+    return "report", "F.html", f"write a page that works offline: {what}"
 
 
 def add_pictures(parser: ArgumentParser, which: str, page: str) -> None:
     """``--gantt``, ``--trace`` and ``--report`` of `which` schedule; the report shows `page`."""
-    parser.add_argument(
-        "--gantt",
-        metavar="F.png",
-        help=f"draw {which} schedule with its memory (.png, .svg or .pdf)",
-    )
+    gantt = f"draw {which} schedule with its memory (.png, .svg or .pdf)"
+    add_outputs(parser, ("gantt", "F.png", gantt))
     parser.add_argument(
         "--from",
         dest="window_from",
@@ -119,9 +126,5 @@ def add_pictures(parser: ArgumentParser, which: str, page: str) -> None:
         type=instant,
         help="where the picture ends (default: at the end)",
     )
-    parser.add_argument(
-        "--trace",
-        metavar="F.json",
-        help=f"write the trace of {which} schedule for https://ui.perfetto.dev",
-    )
-    add_report(parser, page)
+    trace = f"write the trace of {which} schedule for https://ui.perfetto.dev"
+    add_outputs(parser, ("trace", "F.json", trace), page_of(page))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
@@ -15,18 +14,16 @@ from rich.text import Text
 from ...study.compare import Comparison, Row
 from ...trace import CAUSES
 from ...trace.waits import MEANINGS
-from ...units import BYTE_UNITS, TIME_UNITS, format_size, format_time, size_text
+from ...units import BYTE_UNITS, TIME_UNITS, format_size, format_time
+from ..options.fields import as_given
 from .show import (
     CAUSE_STYLES,
     PIPE_WIDTH,
     Out,
     headline,
-    hint,
     idle_shares,
-    line,
     percent,
     plain_table,
-    written,
 )
 from .verdict import remedies, verdict
 
@@ -60,10 +57,8 @@ def show_comparison(
     _verdict(out, result)
     if result.rows and not result.rows[0].trace.fits and not result.interrupted:
         least = min(result.rows, key=lambda row: max(row.trace.peak_bytes))
-        line(
-            out,
-            "would fit",
-            "; ".join(remedies(least.plain or least.schedule, least.trace, profile)),
+        out.line(
+            "would fit", "; ".join(remedies(least.plain or least.schedule, least.trace, profile))
         )
     out.print()
     out.print(Text("Schedules", "bold"), "on", headline(profile, arguments.microbatches))
@@ -74,28 +69,22 @@ def show_comparison(
     _notes(out, result)
     if result.interrupted:
         left = f"; not compared: {', '.join(result.left_out)}" if result.left_out else ""
-        out.print(Text(f"interrupted: the rows so far{left}", "yellow"), soft_wrap=True)
+        out.text(f"interrupted: the rows so far{left}", style="yellow")
     alike: dict[str, list[str]] = {}  # many schedules may be refused for the same reason
     for name, reason in result.refused.items():
         alike.setdefault(reason.removeprefix(f"{name}: "), []).append(name)
     for reason, names in alike.items():
-        out.print(Text(f"not run: {', '.join(names)}: {reason}", "dim"), soft_wrap=True)
-    written(out, files)
+        out.text(f"not run: {', '.join(names)}: {reason}", style="dim")
+    out.written(files)
     where = shlex.quote(arguments.profile)
-    limit = (
-        ""
-        if arguments.memory_limit is None
-        else f" --memory-limit {size_text(arguments.memory_limit)}"
-    )
-    if arguments.execution:
-        limit += f" --execution {shlex.quote(arguments.execution)}"
+    under = as_given(arguments, "memory_limit", "execution")
     saved = arguments.save
     if not saved:
         saved = "best.json"
-        made = f"--schedule {result.rows[0].schedule} -m {arguments.microbatches}{limit}"
-        hint(out, f"simulate {where} {made} --save {saved}", code=True)
-    hint(out, f"explain {shlex.quote(saved)} {where}{limit}", code=True)
-    hint(out, "another --memory-limit, or schedules with options: --schedules gis:group=6,zb-v")
+        made = f"--schedule {result.rows[0].schedule} -m {arguments.microbatches}{under}"
+        out.next(f"simulate {where} {made} --save {saved}", code=True)
+    out.next(f"explain {shlex.quote(saved)} {where}{under}", code=True)
+    out.next("another --memory-limit, or schedules with options: --schedules gis:group=6,zb-v")
 
 
 def _verdict(out: Out, result: Comparison) -> None:
@@ -121,7 +110,7 @@ def _verdict(out: Out, result: Comparison) -> None:
         known = (best.reason or "").removeprefix("does not fit: ")
         more = same and "least limit" in known
         text.append(f"{told}; {known}" if more else told, "default")
-    out.print(text, soft_wrap=not sys.stdout.isatty())
+    out.print(text)
 
 
 def _notes(out: Out, result: Comparison) -> None:
@@ -133,13 +122,10 @@ def _notes(out: Out, result: Comparison) -> None:
     if best.trace.fits and alike:
         notes = best.trace.profile.execution_notes
         named = ", ".join(alike[:6]) + (f" and {len(alike) - 6} more" if len(alike) > 6 else "")
-        out.print(
-            Text(
-                f"≈ a toss-up with the fastest: {named}. Differences replayed as {notes['name']} were within"
-                f" ±{notes['between']:.1%} of measured ones in four cases of five (docs/how-true.md)",
-                "dim",
-            ),
-            soft_wrap=True,
+        out.text(
+            f"≈ a toss-up with the fastest: {named}. Differences replayed as {notes['name']} were within"
+            f" ±{notes['between']:.1%} of measured ones in four cases of five (docs/how-true.md)",
+            style="dim",
         )
     if best.trace.fits and any(not row.trace.fits for row in result.rows):
         note = "✗: does not fit"
@@ -148,24 +134,24 @@ def _notes(out: Out, result: Comparison) -> None:
         note += "; the row is its replay without the limit"
         if not result.baseline.fits:
             note += ". Nor does 1F1B: ×1F1B is over its time without the limit"
-        out.print(Text(note, "dim"))
+        out.print(note, style="dim")
     if any(row.schedule.split(":")[0] == "optpipe" for row in result.rows):
         out.print(
-            Text("optpipe: this search, as solve runs it; no result of the OptPipe paper", "dim")
+            "optpipe: this search, as solve runs it; no result of the OptPipe paper", style="dim"
         )
 
 
 def _memory(out: Out, result: Comparison) -> None:
     """Without a limit: the memory that the schedules need, before one is called the fastest."""
     if unknown := result.baseline.profile.memory_unknown:
-        out.print(Text(f"The memory of the schedules is not known: {unknown}"), soft_wrap=True)
+        out.text(f"The memory of the schedules is not known: {unknown}")
         return
     ordered = sorted(result.rows, key=lambda row: max(row.trace.peak_bytes))
     least, most = ordered[0], ordered[-1]
     text = f"No memory limit was given. On the fullest device {least.schedule} holds {_peak(least.trace)}"
     if most is not least:
         text += f", {most.schedule} {_peak(most.trace)}"
-    out.print(Text(f"{text}: --memory-limit says which fit"), soft_wrap=True)
+    out.text(f"{text}: --memory-limit says which fit")
 
 
 def _peak(trace: Trace) -> str:

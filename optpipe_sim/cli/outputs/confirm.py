@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ...ops import COMPUTE, OpKind
 from ...units import format_size, format_time
-from .show import headline, hint, line, plain_table, written
+from .show import headline
 
 if TYPE_CHECKING:
     from ...profile import CostProfile
@@ -42,9 +42,9 @@ def show_confirmation(
 ) -> None:
     """Print the whole confirmation."""
     if found.holds:
-        out.print(Text("✓ the prediction holds", "green"))
+        out.print("✓ the prediction holds", style="green")
     for problem in found.problems:
-        out.print(Text(f"✗ {problem}", "red"), soft_wrap=True)
+        out.text(f"✗ {problem}", style="red")
     machine, m = found.machine, found.difference.measured.schedule.shape.microbatches
     out.print(Text(arguments.schedule, "bold"), "on", headline(profile, m))
     load = "" if machine["load"] is None else f", load {machine['load']:g}"
@@ -63,28 +63,26 @@ def show_confirmation(
         _ranks(out, found)
     if found.timed:
         _causes(out, found)
-    out.hint(Text("Not confirmed by this:", "bold"))
+    out.hint("Not confirmed by this:", style="bold")
     for text in found.not_confirmed:
-        out.hint(Text(f"  - {text}"), soft_wrap=True)
+        out.hint(f"  - {text}")
     out.hint()
-    written(out, files)
+    out.written(files)
     _hints(out, found)
 
 
 def _makespan(out: Out, found: Confirmation) -> None:
     predicted, measured = found.difference.predicted, found.difference.measured
-    line(out, "predicted", format_time(predicted.makespan_ns))
+    out.line("predicted", format_time(predicted.makespan_ns))
     corrected = found.difference.corrected
     if corrected is not None:
         slower = _beside(corrected.makespan_ns, predicted.makespan_ns)
-        line(
-            out,
-            "corrected",
-            slower.append(" (ops slowed down by copies and idle gaps, as profiled)"),
+        out.line(
+            "corrected", slower.append(" (ops slowed down by copies and idle gaps, as profiled)")
         )
     if not found.timed:
         took = f"{format_time(measured.makespan_ns)}, which says nothing: ranks share the cores"
-        line(out, "measured", took)
+        out.line("measured", took)
         return
     ends = sorted(found.makespans_ns)
     span = f"{format_time(ends[0])} to {format_time(ends[-1])}"
@@ -95,17 +93,17 @@ def _makespan(out: Out, found: Confirmation) -> None:
         "replay": f"composed of per-op medians; of each of {len(ends)} iterations: {span}",
         "loop": f"composed of per-op medians; of each of {len(ends)} sweeps: {span}",
     }[found.mode]
-    line(out, "measured", _beside(measured.makespan_ns, predicted.makespan_ns).append(f" ({how})"))
+    out.line("measured", _beside(measured.makespan_ns, predicted.makespan_ns).append(f" ({how})"))
     if found.together is not None:
         slower = _beside(found.together.makespan_ns, predicted.makespan_ns)
         said = " (these medians, slowed down by copies and idle gaps, as profiled)"
-        line(out, "with copies", slower.append(said))
+        out.line("with copies", slower.append(said))
     if found.noise_ns is not None:
         share = found.noise_ns / predicted.makespan_ns
         text = f"{format_time(found.noise_ns)}, {share:.1%}: every other run against the rest"
-        line(out, "noise", text)
+        out.line("noise", text)
     if found.closure_ns is not None:
-        line(out, "closure", f"arrivals moved by {format_time(found.closure_ns)} in the last sweep")
+        out.line("closure", f"arrivals moved by {format_time(found.closure_ns)} in the last sweep")
 
 
 def _beside(time_ns: int, predicted_ns: int) -> Text:
@@ -130,8 +128,8 @@ def _results(out: Out, found: Confirmation) -> None:
             + f" the rest differ by at most {gradients.difference:.2g}, {gradients.relative:.2g} of"
             f" the largest entry ({gradients.worst}; allowed: {found.tolerances.gradient:g})"
         )
-    line(out, "gradients", text)
-    line(out, "loss", f"{gradients.loss:.6g}, unpipelined {gradients.expected_loss:.6g}")
+    out.line("gradients", text)
+    out.line("loss", f"{gradients.loss:.6g}, unpipelined {gradients.expected_loss:.6g}")
 
 
 def _ops(out: Out, found: Confirmation) -> None:
@@ -145,15 +143,15 @@ def _ops(out: Out, found: Confirmation) -> None:
         cells.append({"stage": stage, **{name: _op(row) for name, row in here.items()}})
         if found.difference.corrected is not None:
             cells.append({name: Text(_expected(row), "dim") for name, row in here.items()})
-    out.print(plain_table(cells, ["stage", *(kind.name for kind in kinds)]))
+    out.table(cells, ["stage", *(kind.name for kind in kinds)])
     corrected = found.difference.corrected is not None
     how = "; below it, what copies and idle gaps make of it" if corrected else ""
-    out.hint(Text(f"medians here, and how many times the profile's that is{how}", "dim"))
+    out.hint(f"medians here, and how many times the profile's that is{how}", style="dim")
     if found.interference is not None and (corrected or found.together is not None):
         said = "; ".join(found.interference.lines())
-        out.hint(Text(f"profiled beside copies, over alone: {said}", "dim"), soft_wrap=True)
+        out.hint(f"profiled beside copies, over alone: {said}", style="dim")
     for text in found.conditions:
-        out.hint(Text(text, "dim"), soft_wrap=True)
+        out.hint(text, style="dim")
     out.print()
 
 
@@ -186,7 +184,7 @@ def _ranks(out: Out, found: Confirmation) -> None:
             cells["allocated"] = format_size(peak.allocated_bytes or 0)
             cells["reserved"] = format_size(peak.reserved_bytes or 0)
         rows.append(cells)
-    out.print(plain_table(rows))
+    out.table(rows)
     out.print()
 
 
@@ -203,14 +201,14 @@ def _causes(out: Out, found: Confirmation) -> None:
     for cause, time in sorted(difference.causes_ns.items(), key=lambda item: -abs(item[1])):
         name = BETWEEN.get(cause, f"{cause} ops took {'longer' if time > 0 else 'less'}")
         rows.append({heads[0]: name, heads[1]: f"{'+' if time > 0 else ''}{format_time(time)}"})
-    out.print(plain_table(rows, heads))
+    out.table(rows, heads)
     steps = sorted(difference.path, key=lambda step: -abs(step.longer_ns + step.late_ns))
     parts = []
     for step in steps[:MOST_STEPS]:
         after = f" after {step.waited_for}" if step.waited_for and step.late_ns else ""
         lost = step.longer_ns + step.late_ns
         parts.append(f"{step.op} {'+' if lost > 0 else ''}{format_time(lost)}{after}")
-    out.hint(Text(f"most of it: {', '.join(parts)}", "dim"), soft_wrap=True)
+    out.hint(f"most of it: {', '.join(parts)}", style="dim")
     out.print()
 
 
@@ -218,13 +216,12 @@ def _hints(out: Out, found: Confirmation) -> None:
     rows = [row for row in found.difference.kinds if row.predicted_ns]
     shortest = min(row.predicted_ns for row in rows if row.kind in COMPUTE)
     if found.mode == "synthetic" and shortest < SHORTEST_NS:
-        hint(out, "short ops show what the machine itself takes; try --stretch 10")
+        out.next("short ops show what the machine itself takes; try --stretch 10")
     elif found.mode == "replay":
         off = [r for r in rows if abs(r.ratio - 1) > found.tolerances.time]
         if off:
             worst = max(off, key=lambda row: abs(row.ratio - 1))
-            hint(
-                out,
+            out.next(
                 f"{worst.kind.name} of stage {worst.stage} is furthest from the profile"
-                f" (×{worst.ratio:.2f}): profile again, on a quiet machine",
+                f" (×{worst.ratio:.2f}): profile again, on a quiet machine"
             )

@@ -37,27 +37,9 @@ INPUTS = (
     "other_files",
     "item",
 )
-PICTURES = ("gantt", "chart", "figure")
-OUTPUTS = (
-    *PICTURES,
-    "trace",
-    "save_trace",
-    "save",
-    "save_profile",
-    "save_measurement",
-    "save_run",
-    "write_model",
-    "log",
-    "csv",
-    "out",
-    "parts",
-    "report",
-    "script",
-)
-STEMS = {"write": (".csv", ".md", ".png")}  # options that name several files at once
-FOLDERS = ("checkpoint", "kineto", "library", "results", "scripts", "to")
-PICTURE_ENDINGS = (".png", ".svg", ".pdf")
-PAGE_ENDINGS = (".html", ".htm")
+STEM_ENDINGS = (".csv", ".md", ".png")  # of the files that one option names
+FOLDERS = ("FOLDER", "DIR")  # what stands for a folder in the help
+ENDINGS = {".png": (".png", ".svg", ".pdf"), ".html": (".html", ".htm")}  # that names may have
 
 
 class _File(NamedTuple):
@@ -84,19 +66,6 @@ def check_files(arguments: argparse.Namespace) -> bool:
     pairs = getattr(arguments, "pairs", "")
     if arguments.command == "estimate" and pairs == "none" and arguments.chart:
         raise OptPipeError("--chart: draws a pair on its two streams; give --pairs as well")
-    for option in PICTURES:
-        path = getattr(arguments, option, None)
-        if path and Path(path).suffix.lower() not in PICTURE_ENDINGS:
-            endings = ", ".join(PICTURE_ENDINGS)
-            raise OptPipeError(f"--{option} {path}: the name must end in {endings}")
-    page = getattr(arguments, "report", None)
-    if page and Path(page).suffix.lower() not in PAGE_ENDINGS:
-        option = "-o" if arguments.command == "report" else "--report"
-        raise OptPipeError(f"{option} {page}: the name must end in {', '.join(PAGE_ENDINGS)}")
-    for option in FOLDERS:
-        path = getattr(arguments, option, None)
-        if path and os.path.exists(path) and not os.path.isdir(path):
-            raise OptPipeError(f"--{option.replace('results', 'out')} {path}: is not a directory")
     outputs = list(_outputs(arguments))
     for output in outputs:
         _check_writable(output)
@@ -147,14 +116,25 @@ def _inputs(arguments: argparse.Namespace) -> Iterator[_File]:
 
 
 def _outputs(arguments: argparse.Namespace) -> Iterator[_File]:
-    for option in OUTPUTS:
-        path = getattr(arguments, option, None)
-        if path is not None:
-            yield _File(f"--{option.replace('_', '-')}", path)
-    for option, endings in STEMS.items():
-        stem = getattr(arguments, option, None)
-        if stem is not None:
-            yield from (_File(f"--{option}", stem + ending) for ending in endings)
+    """Yield the files of options that write (`add_outputs`).
+
+    Raises:
+        OptPipeError: for a name with another ending than its kind of file has, or of a folder that is none.
+    """
+    for action in arguments.parsers[arguments.command]._actions:
+        path, metavar = getattr(arguments, action.dest, None), str(action.metavar)
+        name = f"{action.option_strings[0]} {path}" if action.option_strings else ""
+        if path is None:
+            continue
+        if metavar in FOLDERS:
+            if os.path.exists(path) and not os.path.isdir(path):
+                raise OptPipeError(f"{name}: is not a directory")
+        elif hasattr(action, "writes"):
+            endings = ENDINGS.get(Path(metavar).suffix, ())
+            if endings and path and Path(path).suffix.lower() not in endings:
+                raise OptPipeError(f"{name}: the name must end in {', '.join(endings)}")
+            for ending in STEM_ENDINGS if metavar == "STEM" else ("",):
+                yield _File(f"--{action.dest.replace('_', '-')}", path + ending)
 
 
 def _check_writable(output: _File) -> None:

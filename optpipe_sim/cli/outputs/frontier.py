@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from ...units import counted, format_size, format_time, parse_size, size_above, size_text
-from .show import Out, hint, plain_table, written
+from ..options.fields import as_given
+from .show import Out
 
 if TYPE_CHECKING:
     from ...solvers.frontier import Frontier, Point
@@ -30,7 +31,7 @@ HEADS = (
 def show_frontier(
     out: Out, arguments: argparse.Namespace, curve: Frontier, files: dict[str, str]
 ) -> None:
-    out.print(_answer(curve), soft_wrap=True)
+    out.text(_answer(curve))
     head = f"{curve.profile.name}: {counted(curve.profile.devices, 'device')}"
     head += f", {counted(curve.microbatches, 'microbatch', 'microbatches')}"
     out.print("on", Text(head))
@@ -43,10 +44,10 @@ def show_frontier(
     chunks = "" if curve.shapes else f" for {curve.chunks}"
     rows = (_cells(point, chunks, family) for point in curve.points)
     left = [head for head in heads if head.startswith("×")]
-    out.print(plain_table(rows, heads, left))
+    out.table(rows, heads, left)
     if beside:
         text = "time: of an iteration; bubble, bound and gap are those of its pipeline"
-        out.print(Text(text, "dim"), soft_wrap=True)
+        out.text(text, style="dim")
     alike = next((point for point in curve.points if point.is_toss_up), None)
     if alike is not None and alike.result is not None and alike.result.trace is not None:
         notes = alike.result.trace.profile.execution_notes
@@ -54,31 +55,30 @@ def show_frontier(
             f"≈: in reality a toss-up; differences replayed as {notes['name']} were within ±{notes['between']:.1%}"
             " of measured ones in four cases of five (docs/how-true.md)"
         )
-        out.print(Text(text, "dim"), soft_wrap=True)
+        out.text(text, style="dim")
     short = sum(point.untried > 0 for point in curve.points)
     if short:
         text = f"× published: at {counted(short, 'limit')} the time was too short to try them all; raise --time-limit"
-        out.print(Text(text, "yellow"), soft_wrap=True)
+        out.text(text, style="yellow")
     if curve.interrupted:
         total = len(set(map(parse_size, arguments.limits)))
         text = f"interrupted: {len(curve.points)} of {total} limits"
         kept = "" if arguments.no_cache else "; the same command goes on from there"
-        out.print(Text(f"{text}{kept}", "yellow"))
+        out.print(f"{text}{kept}", style="yellow")
     if any(point.result is None for point in curve.points):
         least = curve.least_limit_bytes
         text = f"✗: with {curve.chunks} no schedule exists below {size_above(least)}"
-        out.print(Text(text, "dim"))
-    written(out, files)
+        out.print(text, style="dim")
+    out.written(files)
     path, m = shlex.quote(arguments.profile), arguments.microbatches
-    shape = f" --chunks {arguments.chunks}" if arguments.chunks else ""
-    shape += f" --placement {arguments.placement}" if arguments.placement else ""
+    shape = as_given(arguments, "chunks", "placement")
     chosen = next((point for point in curve.points if point.result is not None), None)
     if chosen is not None:
         limit = size_text(chosen.limit_bytes)
         command = f"solve {path} -m {m} --memory-limit {limit}{shape} --save best.json"
-        hint(out, command, code=True)
+        out.next(command, code=True)
     if not arguments.chart:
-        hint(out, "draw it with --chart frontier.png")
+        out.next("draw it with --chart frontier.png")
 
 
 def _answer(curve: Frontier) -> Text:

@@ -43,58 +43,6 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-class Out:
-    """The destination of a command's answer: JSON, or text with or without hints.
-
-    Args:
-        aside: text goes to stderr, as a file of the command goes to stdout.
-    """
-
-    def __init__(self, json: bool = False, quiet: bool = False, aside: bool = False) -> None:
-        self.json, self.quiet, self.answered = json, quiet, False
-        piped = None if (sys.stderr if aside else sys.stdout).isatty() else PIPE_WIDTH
-        self.console = _Console(width=piped, highlight=False, soft_wrap=False, stderr=aside)
-
-    def result(self, data: Mapping[str, Any]) -> None:
-        """Print the JSON object, with the version of its keys, if ``--json`` is given."""
-        if self.json:
-            print(json.dumps({"schema": SCHEMA, **data}, allow_nan=False))
-            self.answered = True
-
-    def print(self, *parts: Any, **options: Any) -> None:
-        """Print text for people."""
-        if not self.json:
-            self.console.print(*parts, **options)
-
-    def wait(self, text: str) -> None:
-        """Announce something slow on stderr, as progress does, unless ``--quiet`` is given."""
-        if not self.json and not self.quiet:
-            print(text, file=sys.stderr, flush=True)
-
-    def hint(self, *parts: Any, **options: Any) -> None:
-        """Print text for people unless ``--quiet`` is given."""
-        if not self.quiet:
-            self.print(*parts, **options)
-
-    @contextmanager
-    def progress(self, title: str) -> Iterator[Progress]:
-        """Show a progress bar on stderr; nothing if stderr is not a terminal."""
-        if self.json or self.quiet or not sys.stderr.isatty():
-            yield lambda name, done, total: None
-            return
-        from rich.progress import BarColumn, TextColumn
-        from rich.progress import Progress as Bar
-
-        columns = (TextColumn(title), BarColumn(bar_width=24), TextColumn("{task.description}"))
-        # no thread of its own: solvers start their engines as copies of this process
-        console = Console(stderr=True)
-        with Bar(*columns, console=console, transient=True, auto_refresh=False) as bar:
-            task = bar.add_task("")
-            yield lambda name, done, total: bar.update(
-                task, description=name, completed=done, total=total, refresh=True
-            )
-
-
 Cells = Mapping[str, object]  # of a row: what stands under which header
 
 
@@ -126,6 +74,90 @@ def plain_table(
     return table
 
 
+class Out:
+    """The destination of a command's answer: JSON, or text with or without hints.
+
+    Args:
+        aside: text goes to stderr, as a file of the command goes to stdout.
+    """
+
+    def __init__(self, json: bool = False, quiet: bool = False, aside: bool = False) -> None:
+        self.json, self.quiet, self.answered = json, quiet, False
+        piped = None if (sys.stderr if aside else sys.stdout).isatty() else PIPE_WIDTH
+        self.console = _Console(width=piped, highlight=False, soft_wrap=False, stderr=aside)
+
+    def result(self, data: Mapping[str, Any]) -> None:
+        """Print the JSON object, with the version of its keys, if ``--json`` is given."""
+        if self.json:
+            print(json.dumps({"schema": SCHEMA, **data}, allow_nan=False))
+            self.answered = True
+
+    def print(self, *parts: str | Text | Table, style: str = "") -> None:
+        """Print text for people, whose lines break at words where a terminal is narrow."""
+        self._print(parts, style, soft_wrap=False)
+
+    def text(self, *parts: str | Text, style: str = "") -> None:
+        """Print a line that is never broken, so that what is copied from it is whole."""
+        self._print(parts, style, soft_wrap=True)
+
+    def _print(self, parts: Iterable[str | Text | Table], style: str, soft_wrap: bool) -> None:
+        # a text of its own: brackets in names are no markup
+        shown = (Text(part) if isinstance(part, str) else part for part in parts)
+        if not self.json:
+            self.console.print(*shown, style=style, soft_wrap=soft_wrap)
+
+    def line(self, name: str, value: str | Text) -> None:
+        """Print a fact and its name."""
+        self.text(Text(f"  {name:<19} ").append(value))
+
+    def labelled(self, label: str, text: str) -> None:
+        """Print a dimmed label and its text."""
+        self.text(Text(f"{label}: ", "dim").append(text, "default"))
+
+    def table(self, rows: Iterable[Cells], *heads: Any, **looks: Any) -> None:
+        """Print a table; see `plain_table`."""
+        self.print(plain_table(rows, *heads, **looks))
+
+    def hint(self, *parts: str | Text, style: str = "") -> None:
+        """Print a line that is never broken, unless ``--quiet`` is given."""
+        if not self.quiet:
+            self.text(*parts, style=style)
+
+    def next(self, text: str, code: bool = False) -> None:
+        """Print what to do next; `code`: it is a command of this program, as it is called here."""
+        said = Text("next: ", "dim")
+        said.append(f"{program()} {text}" if code else text, "cyan" if code else "default")
+        self.hint(said)
+
+    def written(self, files: Mapping[str, str]) -> None:
+        """Print which files were written, and what they are."""
+        for path, what in files.items():
+            self.hint(Text("wrote ").append(path, "bold").append(f"  {what}"))
+
+    def wait(self, text: str) -> None:
+        """Announce something slow on stderr, as progress does, unless ``--quiet`` is given."""
+        if not self.json and not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    @contextmanager
+    def progress(self, title: str) -> Iterator[Progress]:
+        """Show a progress bar on stderr; nothing if stderr is not a terminal."""
+        if self.json or self.quiet or not sys.stderr.isatty():
+            yield lambda name, done, total: None
+            return
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        columns = (TextColumn(title), BarColumn(bar_width=24), TextColumn("{task.description}"))
+        # no thread of its own: solvers start their engines as copies of this process
+        console = Console(stderr=True)
+        with Bar(*columns, console=console, transient=True, auto_refresh=False) as bar:
+            task = bar.add_task("")
+            yield lambda name, done, total: bar.update(
+                task, description=name, completed=done, total=total, refresh=True
+            )
+
+
 def headline(profile: CostProfile, microbatches: int) -> Text:
     parts = [f"{profile.name}: {counted(profile.devices, 'device')}"]
     parts.append(counted(microbatches, "microbatch", "microbatches"))
@@ -145,13 +177,13 @@ def limit_text(profile: CostProfile) -> str:
 def show_hints(out: Out, hints: Sequence[Hint]) -> None:
     """Print what would make the configuration faster, as replayed."""
     for at, hint in enumerate(hints):
-        labelled(out, "faster, one change each" if at == 0 else "  or", str(hint))
+        out.labelled("faster, one change each" if at == 0 else "  or", str(hint))
 
 
 def compiled(out: Out, seconds: float) -> None:
     """Say what compiling took, beside the time limit; nothing where nothing was compiled."""
     if seconds > 0:
-        out.hint(Text(f"compiling took {seconds:.0f} s, once; not counted", "dim"), soft_wrap=True)
+        out.hint(f"compiling took {seconds:.0f} s, once; not counted", style="dim")
 
 
 def program() -> str:
@@ -165,7 +197,7 @@ def program() -> str:
 def warn(out: Out, profile: CostProfile) -> None:
     """Print the warnings of an estimated profile."""
     for text in profile.meta.get("warnings", ()):
-        out.print(Text(f"warning: {text}", "yellow"), soft_wrap=True)
+        out.text(f"warning: {text}", style="yellow")
     _show_imbalance(out, profile)
 
 
@@ -185,17 +217,7 @@ def _show_imbalance(out: Out, profile: CostProfile) -> None:
     if found.get("capacity"):
         dropped = "are computed, padded" if found["padded"] else "at most are computed"
         text += f"; {found['capacity']:g} times the mean of an expert {dropped}, others dropped"
-    out.print(text, soft_wrap=True)
-
-
-def line(out: Out, name: str, value: str | Text) -> None:
-    text = Text(f"  {name:<19} ")
-    out.print(text.append(value), soft_wrap=True)
-
-
-def labelled(out: Out, label: str, text: str) -> None:
-    """Print a dimmed label and its text, as long as it is."""
-    out.print(Text(f"{label}: ", "dim").append(text, "default"), soft_wrap=True)
+    out.text(text)
 
 
 def expected(trace: Trace) -> str:
@@ -215,7 +237,7 @@ def issued(out: Out, profile: CostProfile) -> None:
     text = (
         "ideally" if name == "ideal" else f"as by {name}; --execution ideal: without what it adds"
     )
-    labelled(out, "issued", text)
+    out.labelled("issued", text)
 
 
 def times(out: Out, trace: Trace, more: Text | None = None) -> None:
@@ -224,28 +246,28 @@ def times(out: Out, trace: Trace, more: Text | None = None) -> None:
     all_of_it = trace.iteration_ns == trace.cost_ns
     whole = f"{format_time(trace.iteration_ns)}{span if all_of_it else ''}"
     whole = ", ".join(filter(None, (whole, expected(trace))))
-    line(out, "time per iteration", Text(whole, "bold").append(more or Text()))
+    out.line("time per iteration", Text(whole, "bold").append(more or Text()))
     if not all_of_it:
         rest = f"{format_time(trace.cost_ns)}{span}; the rest: gradients, update, between ops"
-        line(out, "pipeline time", rest)
+        out.line("pipeline time", rest)
     text = f"{trace.bubble:.1%}"
     if trace.imbalance >= 0.0005:
         text += f", and {trace.imbalance:.1%} imbalance: devices with less work than the busiest"
-    line(out, "bubble", text)
+    out.line("bubble", text)
     if trace.tokens_per_s is not None:
         each = (
             "" if trace.flops_per_s is None else f", {trace.flops_per_s / 1e12:.0f} TFLOP/s per GPU"
         )
-        line(out, "throughput", f"{trace.tokens_per_s:,.0f} tokens/s over all replicas{each}")
+        out.line("throughput", f"{trace.tokens_per_s:,.0f} tokens/s over all replicas{each}")
 
 
 def memory(out: Out, trace: Trace) -> None:
     """Print the peak of the fullest device and, where it is known, what that is made of."""
-    line(out, "peak memory", peak_text(trace))
+    out.line("peak memory", peak_text(trace))
     fullest = fullest_text(trace)
     if fullest is not None:
         device, text = fullest
-        line(out, f"  of device {device}", text)
+        out.line(f"  of device {device}", text)
 
 
 def fullest_text(trace: Trace) -> tuple[int, str] | None:
@@ -275,19 +297,7 @@ def failed(out: Out, failures: Mapping[str, str]) -> None:
     """Report the failures of a search that has an answer nevertheless."""
     for engine, reason in failures.items():
         if engine != "save":  # the command ends with it
-            line(out, "failed", Text(f"{engine}: {reason}", "yellow"))
-
-
-def written(out: Out, files: Mapping[str, str]) -> None:
-    for path, what in files.items():
-        out.hint(Text("wrote ").append(str(path), "bold").append(f"  {what}"), soft_wrap=True)
-
-
-def hint(out: Out, text: str, code: bool = False) -> None:
-    """Print what to do next; `code`: it is a command of this program, as it is called here."""
-    said = Text("next: ", "dim")
-    said.append(f"{program()} {text}" if code else text, "cyan" if code else "default")
-    out.hint(said, soft_wrap=True)
+            out.line("failed", Text(f"{engine}: {reason}", "yellow"))
 
 
 def percent(share: float) -> str:

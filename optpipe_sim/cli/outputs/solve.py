@@ -18,7 +18,8 @@ from ...profile.iteration import iteration_ns
 from ...schedule import Shape
 from ...solvers.margins.shares import ALL, Margins
 from ...units import counted, format_size, format_time, size_text
-from .show import Out, compiled, failed, headline, hint, line, memory, times, written
+from ..options.fields import as_given
+from .show import Out, compiled, failed, headline, memory, times
 from .verdict import verdict
 
 if TYPE_CHECKING:
@@ -46,39 +47,39 @@ def show_solution(
     out.print(verdict("the best found", trace).append(f", {apart(result)}", "not bold"))
     out.print("on", headline(profile, arguments.microbatches))
     if result.info["interrupted"]:
-        out.print(Text("interrupted: the best so far", "yellow"))
+        out.print("interrupted: the best so far", style="yellow")
     out.print()
     when = result.incumbents[-1][0] if result.incumbents else 0.0
     found_by = result.info["found_by"]
     by = f"from the {found_by}" if found_by in KNOWN else f"by {found_by}"
     times(out, trace, Text(f", {by} after {when:.1f} of {result.seconds:.1f} s", "dim"))
-    line(out, "proven", proof(result))
+    out.line("proven", proof(result))
     memory(out, trace)
     activations = trace.schedule.shape.stages * trace.schedule.shape.units
     offloaded = f"{trace.offloaded} of {activations} activations"
     if trace.offloaded:
         offloaded += f"; host memory peaks at {format_size(trace.host_peak_bytes)}"
-    line(out, "offloaded", offloaded)
+    out.line("offloaded", offloaded)
     if trace.offloaded and trace.wear is not None:
-        line(out, "NVMe", str(trace.wear))
+        out.line("NVMe", str(trace.wear))
     if result.variables:
         size = f"{result.variables:,} variables, {result.constraints:,} constraints"
-        line(out, "model", size)
+        out.line("model", size)
     shape = trace.schedule.shape
     if shape.placement != profile.placement:
-        line(out, "shape", f"{shape.chunks} chunks per device, placed {_placement(shape)}")
+        out.line("shape", f"{shape.chunks} chunks per device, placed {_placement(shape)}")
     if "margin" in result.info:
         _show_margin(out, result.info["margin"], partial(iteration_ns, profile))
     fixed = _fixed(arguments, profile, result, plain) if not out.quiet else None
     if not out.quiet and len(trace.schedule) <= MANY_OPS:
-        line(out, "against", _against(trace, fixed))
+        out.line("against", _against(trace, fixed))
     if plain is not None:
         show_beside(out, plain, trace)
     compiled(out, result.info.get("compiling_s", 0.0))
     if result.info["untried"]:
-        line(out, "not tried", _untried(result))
+        out.line("not tried", _untried(result))
     failed(out, result.info["failures"])
-    written(out, files)
+    out.written(files)
     _hints(out, arguments, profile, result, fixed)
 
 
@@ -92,11 +93,11 @@ def _show_margin(out: Out, margin: dict[str, Any], whole: Callable[[float], floa
     text = (
         f"{Margins(**margin['margins'])}: at most {format_time(planned)} per iteration within them"
     )
-    line(out, "margins", f"{text}, at most {planned / max(1, bound) - 1:.2%} above the best plan")
+    out.line("margins", f"{text}, at most {planned / max(1, bound) - 1:.2%} above the best plan")
     limits = margin["memory_limit_bytes"]
     if limits is not None and margin["margins"]["memory"]:
-        line(
-            out, "to be run under", f"{size_text(max(limits))}: what it holds then may grow by that"
+        out.line(
+            "to be run under", f"{size_text(max(limits))}: what it holds then may grow by that"
         )
     without = dict(margin["without"])
     everything = without.pop(ALL, None)
@@ -104,20 +105,20 @@ def _show_margin(out: Out, margin: dict[str, Any], whole: Callable[[float], floa
         least, nominal = whole(less["planned_ns"]), whole(less["nominal_ns"])
         text = f"at most {format_time(least)}, {format_time(nominal)} as profiled"
         gain = planned / least - 1
-        line(out, f"without {name}", f"{text}: this margin costs {gain:.2%}")
+        out.line(f"without {name}", f"{text}: this margin costs {gain:.2%}")
     if everything is not None:
         nominal = whole(everything["nominal_ns"])
         cost = whole(margin["nominal_ns"]) / nominal - 1
         off = margin["unguarded"]
         then = f"takes {format_time(whole(off['ns']))}" if off["fits"] else "does not fit"
         text = f"{format_time(nominal)} as profiled, where margins cost {cost:.2%}"
-        line(out, "without any", f"{text}; where they are used up, that plan {then}")
+        out.line("without any", f"{text}; where they are used up, that plan {then}")
 
 
 def show_beside(out: Out, found: Beside, best: Trace) -> None:
     """Print the plainest plan beside the best one, and which plan loses least where costs are off."""
     if found.plainest is not None:
-        line(out, "plainest", plain_text(found.plainest, best))
+        out.line("plainest", plain_text(found.plainest, best))
     if found.plans == 1:
         return
     steady = found.steady
@@ -130,7 +131,7 @@ def show_beside(out: Out, found: Beside, best: Trace) -> None:
     if best.memory_limit is not None:
         left = max(0, min(map(sub, best.memory_limit, steady.plan.trace.peak_bytes)))
         text += f"; leaves {format_size(left)}"
-    line(out, "to run", text)
+    out.line("to run", text)
 
 
 def plain_text(plain: PlainPlan, best: Trace) -> str:
@@ -247,26 +248,23 @@ def _hints(
     trace = result.trace
     assert trace is not None
     path, m = shlex.quote(arguments.profile), arguments.microbatches
-    limit = arguments.memory_limit
-    bound = "" if limit is None else f" --memory-limit {size_text(limit)}"
-    if getattr(arguments, "execution", None):
-        bound += f" --execution {shlex.quote(arguments.execution)}"
+    under = as_given(arguments, "memory_limit", "execution")
     if fixed is not None and fixed.trace.cost_ns < trace.cost_ns:
         shape = fixed.trace.schedule.shape
         if shape.placement != trace.schedule.shape.placement:
-            hint(out, f"solve {path} -m {m}{bound} --chunks any", code=True)
+            out.next(f"solve {path} -m {m}{under} --chunks any", code=True)
     elif result.status != "optimal" and result.seconds > 0.9 * arguments.time_limit:
-        hint(out, f"a longer --time-limit (now {arguments.time_limit:g} s)")
+        out.next(f"a longer --time-limit (now {arguments.time_limit:g} s)")
     if arguments.save and arguments.chunks is None and arguments.placement is None:
         saved = shlex.quote(arguments.save)
-        hint(out, f"explain {saved} {path}{bound}", code=True)
+        out.next(f"explain {saved} {path}{under}", code=True)
     elif not arguments.save:
-        hint(out, "keep it with --save best.json, draw it with --gantt gantt.png")
+        out.next("keep it with --save best.json, draw it with --gantt gantt.png")
     least = max(profile.least_limits)
     if profile.memory_limit and max(profile.memory_limit) > least:
         top = max(profile.memory_limit)
         sizes = ":".join(map(size_text, _steps(least, top)))
-        hint(out, f"frontier {path} -m {m} --limits {sizes}", code=True)
+        out.next(f"frontier {path} -m {m} --limits {sizes}", code=True)
 
 
 def _steps(least: int, top: int) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from ...profile import CostProfile
 from ...units import counted, format_size, format_time
-from .show import Out, plain_table
+from .show import Out
 
 
 def answer_text(profile: CostProfile) -> str:
@@ -53,7 +53,7 @@ def show_stages(
                 **({more[0]: more[1](first)} if more else {}),
             }
         )
-    out.print(plain_table(rows))
+    out.table(rows)
 
 
 def show_levels(out: Out, profile: CostProfile) -> None:
@@ -72,7 +72,7 @@ def show_levels(out: Out, profile: CostProfile) -> None:
         }
         for level in cost.recompute
     )
-    out.print(plain_table(rows))
+    out.table(rows)
     out.print()
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...units import format_size, format_time, size_text
+from ...units import format_size, format_time
 
 if TYPE_CHECKING:
     from ...runtime.train.task import TrainTask
@@ -115,7 +116,7 @@ def markdown(arguments: argparse.Namespace, task: TrainTask, answer: _Row) -> st
     lines = [
         "# A training run that changes its schedule",
         "",
-        f"`{command(arguments)}`",
+        f"`{shlex.join(['optpipe-sim', *arguments.words])}`",
         "",
         *("| " + " | ".join(row) + " |" for row in rows),
         "",
@@ -129,28 +130,3 @@ def markdown(arguments: argparse.Namespace, task: TrainTask, answer: _Row) -> st
         " equal and what a switch costs, not how fast a schedule is on GPUs.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def command(arguments: argparse.Namespace) -> str:
-    """Return the command that repeats the run."""
-    words = ["optpipe-sim train", "--model", arguments.model, "--stages", str(arguments.stages)]
-    words += ["-m", str(arguments.microbatches), "--steps", str(arguments.steps)]
-    if arguments.memory_limit is not None:
-        words += ["--memory-limit", size_text(arguments.memory_limit)]
-    for key in ("schedule", "seq", "microbatch", "seed", "lr", "solver_time"):
-        value = getattr(arguments, key)
-        if value is not None:
-            words += [f"--{key.replace('_', '-')}", f"{value:g}" if key == "lr" else str(value)]
-    words += ["--min-gain", _share(arguments.min_gain), "--drift", _share(arguments.drift)]
-    if arguments.slow:
-        stage, step, ns = arguments.slow
-        words += ["--slow", f"{stage}:{step}:{ns / 1e6:g}"]
-    if arguments.any_order:
-        words.append("--any-order")
-    if arguments.write:
-        words += ["--write", arguments.write]
-    return " ".join(words)
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:g}%"

@@ -9,7 +9,8 @@ from rich.text import Text
 from ...errors import OptPipeError
 from ...sim.excess import held_above
 from ...units import format_size, format_time, size_above
-from .show import Out, line
+from ..inputs import is_file
+from .show import Out
 
 if TYPE_CHECKING:
     from ...profile import CostProfile
@@ -73,10 +74,16 @@ def remedies(name: str | None, trace: Trace, profile: CostProfile | None = None)
     return found
 
 
-def show_misfit(out: Out, name: str, trace: Trace, found: list[str]) -> None:
-    """Print that a schedule does not fit, by how much, and what would."""
-    out.print(verdict(name, trace), soft_wrap=True)
-    line(out, "would fit", "; ".join(found))
+def would_fit(schedule: str, trace: Trace) -> list[str]:
+    """Return `remedies` for a schedule as the command line has it, a name or a file; none where it fits."""
+    return [] if trace.fits else remedies(None if is_file(schedule) else schedule, trace)
+
+
+def show_verdict(out: Out, name: str, trace: Trace, found: list[str]) -> None:
+    """Print whether a schedule fits and how long an iteration takes, or by how much it does not, and what would."""
+    out.text(verdict(name, trace))
+    if not trace.fits:
+        out.line("would fit", "; ".join(found))
 
 
 def described(name: str, trace: Trace) -> str:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from ....costs.layout import Layout
 from ....costs.work import Work
 from ....errors import OptPipeError
+from ....files import write_text
+from ....units import format_size, format_time
 from ...options.fields import add_fields, add_several
 from ...options.groups import VARY
 from ...options.kinds import count, counts, names, real_size
@@ -24,7 +26,7 @@ from ...options.models import (
     model_and_machine,
     run_options,
 )
-from ...options.shared import add_family, add_report
+from ...options.shared import add_family, add_outputs, page_of
 from ...options.solving import add_of_solve
 from ...outputs.trace import write_page, write_profile
 from ..search.common import COMPILING
@@ -102,11 +104,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="per device; default: what driver and libraries leave",
     )
     parser.add_argument("--top", type=count, default=5, metavar="N", help="rows of the answer (5)")
-    parser.add_argument("--csv", metavar="F.csv", help="write every configuration replayed")
-    parser.add_argument("--chart", metavar="F.png", help="draw time over memory of all of them")
-    add_report(parser, "time over memory of all of them, with the lanes of the best")
-    parser.add_argument("--save-profile", metavar="P.yaml", help="write the profile of the best")
-    parser.add_argument("--save", metavar="S.json", help="write the schedule of the best")
+    add_outputs(
+        parser,
+        ("csv", "F.csv", "write every configuration replayed"),
+        ("chart", "F.png", "draw time over memory of all of them"),
+        page_of("time over memory of all of them, with the lanes of the best"),
+        ("save-profile", "P.yaml", "write the profile of the best"),
+        ("save", "S.json", "write the schedule of the best"),
+    )
     parser.add_argument(
         "--scripts",
         metavar="FOLDER",
@@ -118,7 +123,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     """Search, show, write."""
     from ....costs.advise.advise import advise
     from ....costs.advise.hints import hints_for
-    from ...outputs.show import hint, show_hints, written
+    from ...outputs.show import show_hints
 
     if arguments.scripts and arguments.family != "megatron":
         raise OptPipeError("--scripts: start Megatron-LM; give --family megatron as well")
@@ -171,9 +176,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         _show(out, found, best)
         show_hints(out, hints)
         family.show(out, plan)
-        written(out, files)
+        out.written(files)
         for command in commands:
-            hint(out, command, code=True)
+            out.next(command, code=True)
     return 0
 
 
@@ -185,8 +190,6 @@ def _slices(text: str) -> str | int | tuple[int, ...]:
 def _write(arguments: argparse.Namespace, found: Advice, best: Row, files: dict[str, str]) -> None:
     """Write the requested files, and note each in `files`; `best`: the plan that was told."""
     if arguments.csv:
-        from ....files import write_text
-
         write_text(arguments.csv, _table_of_points(found))
         files[arguments.csv] = f"{len(found.points)} configurations"
     if arguments.chart:
@@ -230,7 +233,6 @@ def _table(found: Advice) -> Table:
     from dataclasses import asdict
 
     from ....costs.advise.rows import limited_by
-    from ....units import format_size, format_time
     from ...outputs.show import plain_table
 
     more = ("cp", "ep", "etp", "slices")
@@ -262,22 +264,18 @@ def _table(found: Advice) -> Table:
 def _show(out: Out, found: Advice, best: Row) -> None:
     from rich.text import Text
 
-    from ....units import format_size, format_time
     from ...outputs.show import warn
 
     question = found.question
     told = f"{format_time(round(best.iteration_ns))} per iteration with {best.choice}, {best.schedule}:"
-    out.print(
-        Text(
-            f"{told} {format_size(best.peak_bytes)} of {format_size(question.limit_bytes)}", "bold"
-        ),
-        soft_wrap=True,
+    out.text(
+        f"{told} {format_size(best.peak_bytes)} of {format_size(question.limit_bytes)}",
+        style="bold",
     )
-    out.print(
+    out.text(
         Text(f"{question.model.name} on {question.gpus} x {question.machine.title}:", "bold"),
         f"{question.global_batch} sequences of {question.seq} tokens per iteration,"
         f" {format_size(question.limit_bytes)} per device",
-        soft_wrap=True,
     )
     warn(out, found.rows[0].profile)
     out.print()
@@ -289,55 +287,51 @@ def _show(out: Out, found: Advice, best: Row) -> None:
 
 def _show_best(out: Out, found: Advice, best: Row) -> None:
     """Print what the best plan's time is made of, how sure its prediction is, and what other plans give."""
-    from rich.text import Text
-
-    from ....units import format_size
-    from ...outputs.show import expected, fullest_text, issued, labelled
+    from ...outputs.show import expected, fullest_text, issued
 
     text = parts_text(found.parts(best))
-    labelled(out, "shares of its iteration", text)
+    out.labelled("shares of its iteration", text)
     layers = ", ".join(str(cost.layers or 0) for cost in best.profile.stages)
-    labelled(out, "layers per stage", f"{layers} (embedding and head count as one each)")
+    out.labelled("layers per stage", f"{layers} (embedding and head count as one each)")
     fullest = fullest_text(best.trace)
     if fullest is not None:
-        labelled(out, f"memory of rank {fullest[0]}, the fullest", fullest[1])
+        out.labelled(f"memory of rank {fullest[0]}, the fullest", fullest[1])
     text = f"MFU: {MFU_COUNTS}; with every score {best.mfu:.1%} for the best"
-    out.print(Text(text, "dim"), soft_wrap=True)
+    out.text(text, style="dim")
     sure = "; ".join(filter(None, (expected(best.trace), found.basis)))
     if found.error is None:
         sure += "; no error can be stated for this plan"
     else:
         others = [row for row in found.rows[1:] if found.tied(row)]
         sure += f"; {len(others) + 1} of these rows lie within that median" if others else ""
-    labelled(out, "how sure", sure)
+    out.labelled("how sure", sure)
     issued(out, best.trace.profile)
     for doubt in found.doubts(best):
         style = "yellow" if doubt.startswith(("not plausible", "do not plan")) else ""
-        out.print(Text(f"          {doubt}", style), soft_wrap=True)
+        out.text(f"          {doubt}", style=style)
     strange = [row for row in found.rows if found.plausibility(row)[0] is False]
     if strange and found.plausibility(best)[0] is not False:
-        out.print(Text(f"          {len(strange)} other rows are beyond any published run"))
+        out.print(f"          {len(strange)} other rows are beyond any published run")
     if best.gap > 0:
         more = "" if best.gap < 0.0005 else f"more than {best.gap:.1%} "
-        labelled(out, "at best", f"no schedule of this split and profile is {more}faster")
+        out.labelled("at best", f"no schedule of this split and profile is {more}faster")
     plain = found.plainest
     if plain is not None and plain.iteration_ns > best.iteration_ns:
         slower = plain.iteration_ns / best.iteration_ns - 1
         what = f"{plain.schedule} (v {plain.choice.chunks}) on {plain.choice}, zero {plain.choice.zero}"
-        labelled(
-            out,
+        out.labelled(
             "plainest",
             f"{what}, recompute {plain.choice.recompute}: {slower:.1%} slower, in"
             f" {format_size(plain.peak_bytes)}",
         )
     if found.steady is not None:
-        labelled(out, "to run", _steady(found, best))
+        out.labelled("to run", _steady(found, best))
     if found.fills_memory(best):
-        labelled(out, "with 5% to spare", _roomy(found, best))
+        out.labelled("with 5% to spare", _roomy(found, best))
     if found.question.slices != (1,):
-        labelled(out, "slices", slices_text(found))
+        out.labelled("slices", slices_text(found))
     if found.memory:
-        labelled(out, "what memory buys", memory_text(found))
+        out.labelled("what memory buys", memory_text(found))
 
 
 def _steady(found: Advice, best: Row) -> str:
@@ -357,8 +351,6 @@ def _steady(found: Advice, best: Row) -> str:
 
 def _roomy(found: Advice, best: Row) -> str:
     """Return the fastest plan that leaves some memory free, as a prediction of memory has an error."""
-    from ....units import format_size
-
     roomy = found.with_room
     if roomy is None:
         return "none that was replayed; give a lower --memory-limit"
@@ -369,25 +361,19 @@ def _roomy(found: Advice, best: Row) -> str:
 
 def _show_search(out: Out, found: Advice) -> None:
     """Print how many plans were searched, and how many are left."""
-    from rich.text import Text
-
-    from ....units import format_time
     from ...outputs.show import compiled
 
     pruned = ", ".join(f"{number} by {why}" for why, number in sorted(found.pruned.items()))
     numbers = f"{found.searched} replayed, {found.solved} solved, ruled out: {pruned or 'none'}"
     if found.interrupted:
-        out.print(Text("interrupted: the best so far", "yellow"))
-    out.hint(Text(f"searched in {found.seconds:.1f} s: {numbers}", "dim"), soft_wrap=True)
+        out.print("interrupted: the best so far", style="yellow")
+    out.hint(f"searched in {found.seconds:.1f} s: {numbers}", style="dim")
     compiled(out, found.compiling_s)
     if found.unsearched:
         out.hint(
-            Text(
-                f"{found.unsearched} configurations were not searched to the end, none of them below"
-                f" {format_time(found.hope_ns or 0)}; more with --time-limit",
-                "dim",
-            ),
-            soft_wrap=True,
+            f"{found.unsearched} configurations were not searched to the end, none of them below"
+            f" {format_time(found.hope_ns or 0)}; more with --time-limit",
+            style="dim",
         )
 
 
@@ -409,8 +395,6 @@ def slices_text(found: Advice) -> str:
 
 def memory_text(found: Advice) -> str:
     """Format the time of the best split under other limits, relative to its time under the given one."""
-    from ....units import format_size
-
     own = found.question.limit_bytes
     now = next((one.iteration_ns for one in found.memory if one.limit_bytes == own), None)
     parts = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ....costs.work import Work
 from ....option_fields import options_of
-from ...options.fields import as_words
+from ...options.fields import as_given, as_words
 
 if TYPE_CHECKING:
     from ....costs.advise.rows import Row
@@ -22,11 +22,8 @@ AS_RUN = tuple(name for name in options_of(Work) if name not in _CHOSEN)
 def next_commands(arguments: argparse.Namespace, best: Row) -> list[str]:
     """Return commands that run as they are, one after the other: the profile of the plan unless it was saved, the
     replay of its schedule, and a search on these costs where there is a pipeline to order."""
-    from ....units import size_text
-
     profile, m = arguments.save_profile or "plan.yaml", best.choice.microbatches
-    given = arguments.memory_limit  # else the profile has that of the machine
-    limit = "" if given is None else f" --memory-limit {size_text(given)}"
+    limit = as_given(arguments, "memory_limit")  # else the profile has that of the machine
     where, found = shlex.quote(profile), []
     if not arguments.save_profile:
         found.append(f"{_estimate(arguments, best)} --save {where}")
@@ -37,7 +34,10 @@ def next_commands(arguments: argparse.Namespace, best: Row) -> list[str]:
     if found and found[-1].startswith("simulate"):
         found[-1] += " --gantt gantt.png"
     if best.choice.pp > 1:
-        found.append(f"solve {where} -m {m}{limit}{_allowed(arguments)} --save best.json")
+        allowed = as_given(arguments, "treatments", "per_stage", "family")
+        # a framework's best may have other layers on its stages
+        allowed += " --save-profile best.yaml" if arguments.family else ""
+        found.append(f"solve {where} -m {m}{limit}{allowed} --save best.json")
     return found
 
 
@@ -50,23 +50,10 @@ def _estimate(arguments: argparse.Namespace, best: Row) -> str:
     words += ["--layers", ",".join(map(str, best.profile.meta["layers_per_stage"]))]
     words += [] if best.profile.has_levels or best.choice.recompute != "none" else ["--no-levels"]
     words += as_words(arguments, Work, AS_RUN)
-    words += ["--execution", arguments.execution] if arguments.execution else []
-    several = best.choice.ep > 1  # one GPU has all experts
-    words += as_words(arguments, Work, ["imbalance"]) if several else []
-    if several and arguments.capacity_factor is not None:
-        words += ["--capacity-factor", f"{arguments.capacity_factor:g}"]
-        words += ["--pad-to-capacity"] * arguments.pad_to_capacity
-    words += ["--calibrate", arguments.calibrate] if arguments.calibrate else []
-    words += ["--offload-to", arguments.offload_to] if arguments.offload_to else []
-    return shlex.join(words)
-
-
-def _allowed(arguments: argparse.Namespace) -> str:
-    """Return what restricts the plans, as options of `solve`."""
-    words = ["--treatments", ",".join(arguments.treatments)] if arguments.treatments else []
-    words += ["--per-stage"] * arguments.per_stage
-    # a framework's best may have other layers on its stages
-    words += (
-        ["--family", arguments.family, "--save-profile", "best.yaml"] if arguments.family else []
-    )
-    return "".join(f" {word}" for word in words)
+    text = shlex.join(words) + as_given(arguments, "execution")
+    if best.choice.ep > 1:  # one GPU has all experts
+        text += "".join(
+            f" {shlex.quote(word)}" for word in as_words(arguments, Work, ["imbalance"])
+        )
+        text += as_given(arguments, "capacity_factor", "pad_to_capacity")
+    return text + as_given(arguments, "calibrate", "offload_to")

@@ -12,8 +12,10 @@ from ....costs.layout import Layout
 from ....costs.work import Work
 from ....errors import OptPipeError
 from ....option_fields import made_of
+from ....units import counted, format_parameters, format_size, format_time
 from ...options.fields import add_fields
 from ...options.models import add_machine, add_model, add_work, model_and_machine, run_options
+from ...options.shared import add_outputs
 from ...outputs.trace import write_profile
 from ...status import DONE, NO
 
@@ -59,11 +61,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="an offload section from the machine's PCIe data (auto: if there are any)",
     )
-    parser.add_argument("--save", metavar="P.yaml", help="write the profile")
-    parser.add_argument(
-        "--chart",
-        metavar="F.png",
-        help="with --pairs: draw a pair of the middle stage on its two streams",
+    add_outputs(
+        parser,
+        ("save", "P.yaml", "write the profile"),
+        ("chart", "F.png", "with --pairs: draw a pair of the middle stage on its two streams"),
     )
 
 
@@ -186,7 +187,6 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
 
     from ....costs.models import active_parameters, mtp_parameters, parameters
     from ....trace.wear import most_written
-    from ....units import counted, format_parameters, format_size, format_time
     from ...outputs.show import warn
     from ...outputs.stages import answer_text, most_chunks_text, show_levels, show_stages
 
@@ -200,9 +200,9 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
     used += f", {format_parameters(mtp_parameters(model))} for further tokens," if model.mtp else ""
     refusal = _refusal(profile)
     if refusal:
-        out.print(Text(refusal, "bold red"), soft_wrap=True)
+        out.text(refusal, style="bold red")
     else:
-        out.print(answer_text(profile), soft_wrap=True)
+        out.text(answer_text(profile))
     out.print(
         Text(model.name, "bold"),
         f"{total / 1e9:.4g}B parameters{used} on {meta['machine']['title']}",
@@ -228,14 +228,13 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
         f" training {format_size(limit)} per device"
     )
     if meta["work"].get("pairs"):
-        out.print(_pairs_text(profile), soft_wrap=True)
+        out.text(_pairs_text(profile))
     if not profile.alike:
         longer, sizes = ([float(one) for one in row] for row in zip(*profile.factors, strict=True))
-        out.print(
+        out.text(
             f"{len(longer)} microbatches that differ: {min(longer):.2f} to {max(longer):.2f} times the compute of"
             f" the usual one, {min(sizes):.2f} to {max(sizes):.2f} times its memory; their order matters: solve -m"
-            f" {len(longer)}",
-            soft_wrap=True,
+            f" {len(longer)}"
         )
     if profile.offload is not None and profile.offload.nvme is not None:
         out.print(
@@ -246,10 +245,9 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
         shares = ", ".join(f"{key} {share:.0%}" for key, share in spent.items() if share)
         out.print(f"compute time: {shares}")
     if encoder := meta.get("encoder"):
-        out.print(
+        out.text(
             f"{counted(encoder['layers'], 'layer')} of {encoder['model']['name']} in front, on the first stage; solve --layers"
-            " any gives each stage its share",
-            soft_wrap=True,
+            " any gives each stage its share"
         )
     if fitted is not None:
         names = ", ".join(f"{name} {getattr(fitted.rates, name):.3g}" for name in fitted.names)
@@ -260,16 +258,15 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
         )
     else:
         out.hint(
-            Text("estimated from data sheets; fit it to measurements with --calibrate FILE", "dim")
+            "estimated from data sheets; fit it to measurements with --calibrate FILE", style="dim"
         )
     if saved:
-        out.hint(Text(f"{saved}: the profile", "dim"))
+        out.hint(f"{saved}: the profile", style="dim")
 
 
 def _pairs_text(profile: CostProfile) -> str:
     """Say what a forward and a backward of the middle stage hide as one op."""
     from ....profile.streams import exchange_ns, lines_of
-    from ....units import format_time
 
     stage = len(profile.stages) // 2
     forward, backward = lines_of(profile, stage)
@@ -290,7 +287,6 @@ def _pairs_text(profile: CostProfile) -> str:
 def _refusal(profile: CostProfile) -> str:
     """Return why no schedule fits this profile, and with how many chunks one may; empty if one may with these."""
     from ....solvers.axes import candidate_shapes
-    from ....units import counted, format_size
 
     limits = profile.memory_limit or profile.least_limits
     over = [least - limit for least, limit in zip(profile.least_limits, limits, strict=True)]
@@ -308,16 +304,13 @@ def _refusal(profile: CostProfile) -> str:
 
 def _show_doubt(out: Out, profile: CostProfile, plausible: tuple[bool | None, str]) -> None:
     """Print the largest MFU that it could reach, whether any published run did, and the comparisons."""
-    from rich.text import Text
-
     from ....costs.doubt import caution
     from ....costs.provenance import mfu_ceiling
-    from ...outputs.show import issued, labelled
+    from ...outputs.show import issued
 
-    out.print(
+    out.text(
         f"MFU without any bubble: {mfu_ceiling(profile):.1%} (every attention score counted; with the"
-        f" causal half {mfu_ceiling(profile, causal=True):.1%})",
-        soft_wrap=True,
+        f" causal half {mfu_ceiling(profile, causal=True):.1%})"
     )
     sure = profile.meta["doubt"]["basis"]
     if profile.time_interval is not None:
@@ -327,10 +320,10 @@ def _show_doubt(out: Out, profile: CostProfile, plausible: tuple[bool | None, st
         )
     if profile.meta["doubt"]["error"] is None:
         sure += "; no error can be stated for this case"
-    labelled(out, "how sure", sure)
+    out.labelled("how sure", sure)
     issued(out, profile)
     if text := caution(profile.meta["doubt"]["error"], profile.meta["doubt"]["bias"]):
-        out.print(Text(f"          {text}", "yellow"), soft_wrap=True)
+        out.text(f"          {text}", style="yellow")
     if plausible[0] is not True:
         text = f"expect less: {plausible[1]}" if plausible[0] is False else plausible[1]
-        out.print(Text(f"          {text}"), soft_wrap=True)
+        out.text(f"          {text}")

@@ -14,6 +14,7 @@ from ....costs.layout import Layout
 from ....costs.work import Work
 from ....errors import OptPipeError
 from ....option_fields import how, options_of
+from ....units import counted, format_parameters, format_size, format_time
 from ...options.fields import add_fields, as_words
 from ...options.kinds import count, positive, real_size
 from ...options.models import (
@@ -24,6 +25,7 @@ from ...options.models import (
     model_and_machine,
     run_options,
 )
+from ...options.shared import add_outputs
 from ...outputs.trace import write_profile
 from ...status import DONE, NO
 from .closer_look import AS_RUN
@@ -98,13 +100,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="peak memory of the fullest GPU. It is that of torch.cuda.max_memory_allocated; nvidia-smi also"
         " counts what driver and libraries take",
     )
-    parser.add_argument("--save-profile", metavar="P.yaml", help="write the estimated profile")
-    parser.add_argument("--save", metavar="S.json", help="write the schedule")
-    parser.add_argument(
-        "--save-measurement",
-        metavar="F.yaml",
-        help="write the measurements, for --calibrate of advise and estimate. A file with"
-        " measurements gets a further row, or new numbers in the row of the same run",
+    measurement = (
+        "write the measurements, for --calibrate of advise and estimate. A file with measurements gets a further row,"
+        " or new numbers in the row of the same run"
+    )
+    add_outputs(
+        parser,
+        ("save-profile", "P.yaml", "write the estimated profile"),
+        ("save", "S.json", "write the schedule"),
+        ("save-measurement", "F.yaml", measurement),
     )
 
 
@@ -216,10 +220,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     _show(out, found, [] if out.json or out.quiet else _lighter(found, again))
     if logged is not None:
         _show_log(out, arguments, logged)
-    from ...outputs.show import show_hints, written
+    from ...outputs.show import show_hints
 
     show_hints(out, hints)
-    written(out, files)
+    out.written(files)
     _next(out, arguments, family)
     return DONE if found.row.trace.fits else NO
 
@@ -235,7 +239,6 @@ def _logged(arguments: argparse.Namespace, model: Model) -> LoggedRun | None:
     from ....costs.models import parameters
     from ....frameworks.imports.megatron_run import differs
     from ....frameworks.imports.runs import read_run
-    from ....units import format_parameters
 
     other = differs(model, arguments.run_log)
     if other is not None:
@@ -300,20 +303,18 @@ def _lighter(found: Evaluation, again: Callable[..., Evaluation]) -> list[str]:
 def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
     from rich.text import Text
 
-    from ....units import format_size, format_time
-    from ...outputs.show import expected, fullest_text, issued, labelled, line, plain_table, warn
+    from ...outputs.show import expected, fullest_text, issued, warn
     from ...outputs.verdict import remedies, verdict
     from .advise import MFU_COUNTS, parts_text
 
     row, question, choice = found.row, found.advice.question, found.row.choice
-    out.print(verdict(row.schedule, row.trace), soft_wrap=True)
+    out.text(verdict(row.schedule, row.trace))
     if not row.trace.fits and not out.json and not out.quiet:
-        line(out, "would fit", "; ".join([*remedies(None, row.trace), *lighter]))
-    out.print(
+        out.line("would fit", "; ".join([*remedies(None, row.trace), *lighter]))
+    out.text(
         Text(f"{question.model.name} on {question.gpus} x {question.machine.title}:", "bold"),
         f"{choice}, zero {choice.zero}, {row.schedule}, {choice.microbatches} microbatches of"
         f" {choice.microbatch} x {question.seq} tokens, recompute {choice.recompute}",
-        soft_wrap=True,
     )
     warn(out, row.profile)
     out.print()
@@ -347,22 +348,22 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
         }
         for name, predicted, measured, ratio in rows
     )
-    out.print(plain_table(cells))
+    out.table(cells)
     out.print()
-    labelled(out, "shares of the iteration", parts_text(found.advice.parts(row)))
+    out.labelled("shares of the iteration", parts_text(found.advice.parts(row)))
     fullest = fullest_text(row.trace)
     if fullest is not None:
-        labelled(out, f"memory of rank {fullest[0]}, the fullest", fullest[1])
+        out.labelled(f"memory of rank {fullest[0]}, the fullest", fullest[1])
     text = f"MFU: {MFU_COUNTS}; TFLOP/s as Megatron-LM logs them, with every score"
-    out.print(Text(text, "dim"), soft_wrap=True)
+    out.text(text, style="dim")
     sure = "; ".join(filter(None, (expected(row.trace), found.advice.basis)))
     sure += "" if found.advice.error is not None else "; no error can be stated for this case"
-    labelled(out, "how sure", sure)
+    out.labelled("how sure", sure)
     issued(out, row.trace.profile)
     for text in (*found.advice.doubts(row), *found.findings()):
         loud = ("not plausible", "not to fit", "do not plan")
         style = "yellow" if any(words in text for words in loud) else ""
-        out.print(Text(f"          {text}", style), soft_wrap=True)
+        out.text(f"          {text}", style=style)
 
 
 # what every log of arguments says, by its silence as well
@@ -389,35 +390,30 @@ def _changed(arguments: argparse.Namespace, logged: LoggedRun) -> list[str]:
 
 def _show_log(out: Out, arguments: argparse.Namespace, logged: LoggedRun) -> None:
     """Print the options that the log stands for, and what it has that these cannot say."""
-    from ....units import counted
-    from ...outputs.show import labelled, line
-
     words = [word for option, value in logged.options.items() for word in (option, value) if word]
-    labelled(out, f"read from {arguments.run_log}", shlex.join(words))
+    out.labelled(f"read from {arguments.run_log}", shlex.join(words))
     text = f"median of {counted(logged.iterations, 'logged iteration')}, without the first"
     text += ", those with the last global batch size" if logged.complete else ""
-    labelled(out, "measured", text)
+    out.labelled("measured", text)
     if changed := _changed(arguments, logged):
-        out.print(
-            f"warning: what was measured ran otherwise: {', '.join(changed)}; it says nothing of this run",
-            soft_wrap=True,
+        out.text(
+            f"warning: what was measured ran otherwise: {', '.join(changed)}; it says nothing of this run"
         )
     for note in logged.notes:
-        line(out, "not read", note)
+        out.line("not read", note)
 
 
 def _next(out: Out, arguments: argparse.Namespace, family: str | None) -> None:
     """Print the next commands, with the measured numbers if there are any."""
-    from ...outputs.show import hint
 
     measured = _measured_ns(arguments) or arguments.measured_gib
     file = arguments.save_measurement or arguments.calibrate
     if arguments.run_log and measured and not file:
         file = "measured.yaml"
         again = ["evaluate", *arguments.words[1:], "--save-measurement", file]
-        hint(out, shlex.join(again), code=True)
+        out.next(shlex.join(again), code=True)
     elif measured and not file:
-        hint(out, "let advice go by what you measured: --save-measurement mine.yaml")
+        out.next("let advice go by what you measured: --save-measurement mine.yaml")
     words = ["advise", "--model", arguments.model, "--machine", arguments.machine]
     words += ["--gpus", str(arguments.gpus), "--seq", str(arguments.seq)]
     words += ["--global-batch", str(_sequences(arguments))]
@@ -425,4 +421,4 @@ def _next(out: Out, arguments: argparse.Namespace, family: str | None) -> None:
     words += ["--execution", arguments.execution] if arguments.execution else []
     words += ["--calibrate", file] if file else []
     words += ["--family", family] if family else []
-    hint(out, shlex.join(words), code=True)
+    out.next(shlex.join(words), code=True)

@@ -8,6 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ....errors import OptPipeError
+from ....files import write_mapping
+from ....units import counted, format_time
+from ...options.shared import add_outputs
 from ...status import DONE
 from .listing import add_listing, having, show_listing
 
@@ -28,9 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="make one's own: fit it to measured runs of one schedule or, better, several (a list of profile, schedule,"
         " iteration_ms; `confirm --save-run` adds to it)",
     )
-    parser.add_argument(
-        "--save", metavar="F.yaml", help="with --fit: write it, for --execution F.yaml"
-    )
+    add_outputs(parser, ("save", "F.yaml", "with --fit: write it, for --execution F.yaml"))
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
@@ -59,9 +60,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     if arguments.sources:
         for one in found:
             out.print()
-            out.print(f"{one.name}: {one.source or 'no source'}", soft_wrap=True)
+            out.text(f"{one.name}: {one.source or 'no source'}")
             if one.fitted_to:
-                out.print(f"  fitted to: {', '.join(one.fitted_to)}", soft_wrap=True)
+                out.text(f"  fitted to: {', '.join(one.fitted_to)}")
     out.hint(
         "use one with --execution NAME; one of your own: --execution FILE.yaml (docs/files.md)"
     )
@@ -70,14 +71,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
 def _fit(arguments: argparse.Namespace, out: Out) -> int:
     """Fit an execution to measured runs, and print how near it brings them."""
-    from rich.text import Text
-
     from ....costs.issuing import FEWEST, Fit, fitted, load_runs, predicted
     from ....execution import execution_to_json
-    from ....files import write_mapping
     from ....sim import simulate
-    from ....units import counted, format_time
-    from ...outputs.show import hint, plain_table, written
 
     name, runs = load_runs(arguments.fit)
     with out.progress("fitting") as progress:
@@ -99,11 +95,10 @@ def _fit(arguments: argparse.Namespace, out: Out) -> int:
         files[arguments.save] = "the execution"
     out.result({"execution": execution_to_json(found), "runs": rows, "files": files})
     issue = found.issue("split-interleaved")
-    out.print(
+    out.text(
         f"{found.name}: ops take {format_time(issue.op_ns)} beside their kernels, B and W apart"
         f" {float(issue.split) - 1:+.0%}; messages of plain schedules: {found.issue('plain').links}, of"
-        f" interleaved ones {found.issue('interleaved').links}, of those with B and W apart {issue.links}",
-        soft_wrap=True,
+        f" interleaved ones {found.issue('interleaved').links}, of those with B and W apart {issue.links}"
     )
     out.print()
     cells = (
@@ -117,7 +112,7 @@ def _fit(arguments: argparse.Namespace, out: Out) -> int:
         }
         for row in rows
     )
-    out.print(plain_table(cells))
+    out.table(cells)
     out.print()
     if found.between is None:
         kinds = len({run.name for run in runs})
@@ -130,22 +125,16 @@ def _fit(arguments: argparse.Namespace, out: Out) -> int:
             f"each schedule left out in turn, four of five times are within {found.common:.1%}, differences"
             f" within {found.between:.1%}"
         )
-    out.print(Text(said, "dim"), soft_wrap=True)
-    written(out, files)
+    out.text(said, style="dim")
+    out.written(files)
     if arguments.save:
-        hint(
-            out,
-            f"compare PROFILE -m M --execution {shlex.quote(arguments.save)}",
-            code=True,
-        )
+        out.next(f"compare PROFILE -m M --execution {shlex.quote(arguments.save)}", code=True)
     else:
-        hint(out, "keep it with --save my.yaml")
+        out.next("keep it with --save my.yaml")
     return DONE
 
 
 def _cells(issue: Issue | None) -> dict[str, str]:
-    from ....units import format_time
-
     if issue is None:
         return {
             "links": "as profiled",

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ....errors import OptPipeError
+from ....errors import InvalidSchedule, OptPipeError
+from ....files import write_text
+from ....units import format_size, format_time
 
 if TYPE_CHECKING:
     from ....costs.advise.rows import Advice, Row
@@ -104,10 +106,8 @@ def write_scripts(folder: str, found: Advice, told: Row) -> tuple[dict[str, str]
     names with what they are, and a sentence for each row that Megatron-LM has no options for."""
     from pathlib import Path
 
-    from ....files import write_text
     from ....frameworks.megatron.family import plan_for
     from ....frameworks.megatron.launch import script
-    from ....units import format_size, format_time
 
     files, notes = {}, []
     for at, row in enumerate([told, *found.rows[1:]][:SCRIPTS], 1):
@@ -129,7 +129,6 @@ def plan_over_slices(found: Advice) -> dict[str, Any]:
     """Return the best row over slices in the options of Seq1F1B's fork of Megatron-LM; where it has none for
     it, why, and the options of the fastest configuration replayed that it has. Empty for whole sequences."""
     from ....costs.advise.replay import profile_of, replayed
-    from ....errors import InvalidSchedule
     from ....frameworks.seq1f1b import NAMED, ORDERS, command, options
 
     row = found.rows[0]
@@ -318,21 +317,18 @@ def _free(found: Advice, told: Row, until: float, fixed: bool) -> dict[str, Any]
 
 def show(out: Out, plan: dict[str, Any]) -> None:
     """Print the plan, what the family costs, and the options to paste."""
-    from ....units import format_size, format_time
-    from ...outputs.show import line
-
     if "told" in plan:
         text = f"{plan['told']}: {format_time(plan['told_iteration_ns'])}, MFU {plan['told_mfu_causal']:.1%},"
-        line(out, "plan", f"{text} {format_size(plan['told_peak_bytes'])}")
+        out.line("plan", f"{text} {format_size(plan['told_peak_bytes'])}")
     if "free_ns" in plan:
         slower = f"{plan['slower_than_free']:+.1%}"
-        line(out, "free of the family", f"{format_time(plan['free_ns'])} (the plan: {slower})")
+        out.line("free of the family", f"{format_time(plan['free_ns'])} (the plan: {slower})")
         bound = format_time(plan["layout_bound_ns"])
         text = f"{bound}, for any schedule and layout of this split and chunks"
         if "memory" in plan["layout_bound_by"]:
             text += "; it counts their work alone, not the cost of fitting the memory"
-        line(out, "bound", text)
+        out.line("bound", text)
     for note in plan.get("notes", ()):
-        out.print(f"note: {note}", soft_wrap=True)
+        out.text(f"note: {note}")
     if plan.get("command"):
-        out.print(plan["command"], soft_wrap=True)
+        out.text(plan["command"])

@@ -8,6 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....errors import OptPipeError
+from ....files import write_mapping
+from ....units import counted, format_parameters, format_size, format_time
+from ...options.shared import add_outputs
 from ...outputs.trace import write_profile
 from ...status import DONE
 
@@ -42,20 +45,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " megatron-spans: its OpenTelemetry spans, to the time of an iteration; torchtitan-activations: the log"
         " of graph_trainer's memory policy, to bytes of each layer",
     )
-    parser.add_argument(
-        "--save", metavar="F.yaml", help="write the model or the profile that was read"
-    )
-    parser.add_argument(
-        "--save-trace",
-        metavar="T.json",
-        help="torch-trace: write the measured trace, which explain and report take",
+    trace = "torch-trace: write the measured trace, which explain and report take"
+    add_outputs(
+        parser,
+        ("save", "F.yaml", "write the model or the profile that was read"),
+        ("save-trace", "T.json", trace),
     )
     parser.add_argument("--name", help="name of the profile (default: that of the file)")
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Read, write, and report what was not read."""
-    from ...outputs.show import line, written
 
     if arguments.save_trace and arguments.source != "torch-trace":
         raise OptPipeError(
@@ -76,8 +76,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         }
     )
     for sentence in unread:
-        line(out, "not read", sentence)
-    written(out, files)
+        out.line("not read", sentence)
+    out.written(files)
     return DONE
 
 
@@ -88,10 +88,7 @@ def _config(arguments: argparse.Namespace, out: Out) -> _Read:
     from dataclasses import replace
 
     from ....costs.models import parameters
-    from ....files import write_mapping
     from ....frameworks.imports.hf_config import model_data, read_config
-    from ....units import format_parameters
-    from ...outputs.show import line
 
     model, unread = read_config(arguments.other_files[0])
     model = replace(model, name=arguments.name or model.name)
@@ -100,24 +97,20 @@ def _config(arguments: argparse.Namespace, out: Out) -> _Read:
     if arguments.save:
         write_mapping(arguments.save, data)
         files[arguments.save] = "the model; --model takes it"
-    line(
-        out, model.name, f"{format_parameters(parameters(model))} parameters, {model.layers} layers"
+    out.line(
+        model.name, f"{format_parameters(parameters(model))} parameters, {model.layers} layers"
     )
     if model.head != "vocab":
-        line(
-            out,
-            "head",
-            f"{model.hidden} x {model.labels}, per {model.head}" if model.labels else "none",
+        out.line(
+            "head", f"{model.hidden} x {model.labels}, per {model.head}" if model.labels else "none"
         )
     if model.source:
-        line(out, "taken", model.source)
+        out.line("taken", model.source)
     return {"model": data, "parameters": parameters(model)}, unread, files
 
 
 def _log(arguments: argparse.Namespace, out: Out) -> _Read:
     from ....frameworks.imports.megatron_log import read_log
-    from ....units import counted, format_size, format_time
-    from ...outputs.show import line
 
     found = read_log(arguments.other_files[0], arguments.name or "megatron-log")
     profile = found.profile
@@ -126,25 +119,24 @@ def _log(arguments: argparse.Namespace, out: Out) -> _Read:
     chunks = f" of {profile.chunks} chunks" if profile.chunks > 1 else ""
     batch = f"{counted(found.microbatches, 'microbatch', 'microbatches')} of a global batch of {found.batch}"
     taken = "not logged" if found.iteration_ns is None else format_time(found.iteration_ns)
-    line(out, "time per iteration", f"{taken}, measured" if found.iteration_ns else taken)
-    line(out, profile.name, f"{counted(profile.devices, 'rank')}{chunks}, {batch}")
+    out.line("time per iteration", f"{taken}, measured" if found.iteration_ns else taken)
+    out.line(profile.name, f"{counted(profile.devices, 'rank')}{chunks}, {batch}")
     if found.replay_ns is not None:
         off = answer["replay_off"]
         beside = "" if off is None else f" ({off:+.1%} of the measured iteration)"
-        line(
-            out,
+        out.line(
             "pipeline time",
             f"{format_time(found.replay_ns)}{beside}, replayed; the optimizer's step is not in it",
         )
-    line(out, "F of a stage", _from_to(answer["t_f_ns"], format_time))
-    line(out, "BW of a stage", _from_to(answer["t_bw_ns"], format_time))
+    out.line("F of a stage", _from_to(answer["t_f_ns"], format_time))
+    out.line("BW of a stage", _from_to(answer["t_bw_ns"], format_time))
     if profile.stages[0].layers is not None:
-        line(out, "layers of a stage", _from_to(answer["layers"], str))
+        out.line("layers of a stage", _from_to(answer["layers"], str))
     if profile.memory_unknown:
-        line(out, "memory", "not known")
+        out.line("memory", "not known")
     else:
-        line(out, "activation", _from_to(answer["act_bytes"], format_size))
-        line(out, "static", _from_to(profile.static_bytes, format_size))
+        out.line("activation", _from_to(answer["act_bytes"], format_size))
+        out.line("static", _from_to(profile.static_bytes, format_size))
     return answer, list(found.unread), files
 
 
@@ -173,48 +165,40 @@ def _traces(arguments: argparse.Namespace, out: Out) -> _Read:
 
 
 def _show(out: Out, found: Measured, answer: dict[str, Any]) -> None:
-    from ....units import format_time
-    from ...outputs.show import line
-
     shape = found.trace.schedule.shape
-    line(out, "pipeline time", f"{format_time(answer['makespan_ns'])}, measured")
-    line(out, "run", f"{shape.devices} ranks, {shape.chunks} chunks, m = {shape.microbatches}")
-    line(
-        out,
+    out.line("pipeline time", f"{format_time(answer['makespan_ns'])}, measured")
+    out.line("run", f"{shape.devices} ranks, {shape.chunks} chunks, m = {shape.microbatches}")
+    out.line(
         "replay",
         f"{format_time(answer['replay_ns'])} ({answer['replay_off']:+.1%} of the mean iteration that its"
         f" durations are from); with each op's own time {answer['replay_of_ops_off']:+.1%}",
     )
     for device, idle in enumerate(answer["idle_by_device_ns"]):
         parts = [f"{cause} {format_time(time)}" for cause, time in idle.items() if time]
-        line(out, f"rank {device} idle", ", ".join(parts) or "never")
+        out.line(f"rank {device} idle", ", ".join(parts) or "never")
     if any(found.shifted_ns):
         shifts = ", ".join(f"{shift / 1e3:+.0f}" for shift in found.shifted_ns)
-        line(out, "clocks", f"shifted by {shifts} us, so that messages arrive after they are sent")
+        out.line("clocks", f"shifted by {shifts} us, so that messages arrive after they are sent")
 
 
 def _spans(arguments: argparse.Namespace, out: Out) -> _Read:
     from ....frameworks.imports.megatron_spans import read_spans
-    from ....units import counted, format_time
-    from ...outputs.show import hint, line
 
     found = read_spans(arguments.other_files[0])
     text = f"{format_time(found.iteration_ns)}, measured: the median of {counted(found.iterations, 'iteration')}"
-    line(out, "time per iteration", text)
+    out.line("time per iteration", text)
     if found.microbatches:
         chunks = counted(found.chunks, "chunk")
-        line(out, "run", f"m = {found.microbatches}, {chunks} per rank")
+        out.line("run", f"m = {found.microbatches}, {chunks} per rank")
     words = [word for pair in found.options.items() for word in pair]
     words += ["--measured-ms", f"{found.iteration_ns / 1e6:.1f}"]
-    line(out, "options", shlex.join(words))
-    hint(out, f"evaluate --model MODEL --machine MACHINE {shlex.join(words)}", code=True)
+    out.line("options", shlex.join(words))
+    out.next(f"evaluate --model MODEL --machine MACHINE {shlex.join(words)}", code=True)
     return found.to_json(), list(found.unread), {}
 
 
 def _vpp(arguments: argparse.Namespace, out: Out) -> _Read:
     from ....frameworks.imports.megatron_vpp import read_folder
-    from ....units import counted, format_size, format_time
-    from ...outputs.show import line
 
     found = read_folder(arguments.other_files[0], arguments.name or "megatron-vpp")
     answer, profile = found.to_json(), found.trace.profile
@@ -222,19 +206,17 @@ def _vpp(arguments: argparse.Namespace, out: Out) -> _Read:
     chunks = f" of {profile.chunks} chunks" if profile.chunks > 1 else ""
     ranks = counted(profile.devices, "rank")
     time = f"{format_time(found.trace.makespan_ns)}, replayed in the folder's order"
-    line(out, "pipeline time", time)
+    out.line("pipeline time", time)
     batch = counted(answer["microbatches"], "microbatch", "microbatches")
-    line(out, profile.name, f"{ranks}{chunks}, {batch}")
-    line(out, "F of a stage", _from_to(answer["t_f_ns"], format_time))
-    line(out, "BW of a stage", _from_to(answer["t_bw_ns"], format_time))
-    line(out, "weights, gradients", _from_to(profile.static_bytes, format_size))
+    out.line(profile.name, f"{ranks}{chunks}, {batch}")
+    out.line("F of a stage", _from_to(answer["t_f_ns"], format_time))
+    out.line("BW of a stage", _from_to(answer["t_bw_ns"], format_time))
+    out.line("weights, gradients", _from_to(profile.static_bytes, format_size))
     return answer, list(found.unread), files
 
 
 def _activations(arguments: argparse.Namespace, out: Out) -> _Read:
     from ....frameworks.imports.torchtitan_activations import notes, read_activations
-    from ....units import counted, format_size
-    from ...outputs.show import plain_table
 
     listings = read_activations(arguments.other_files[0])
     ways = ("kept", "recomputed", "offloaded")
@@ -247,7 +229,7 @@ def _activations(arguments: argparse.Namespace, out: Out) -> _Read:
             sizes = {way: format_size(one.bytes_by_way.get(way, 0)) for way in ways}
             rows.append({"listing": at, "layers": layers, "tensors": one.tensors, **sizes})
     out.print(f"{counted(len(listings), 'listing')}, bytes of one layer and microbatch")
-    out.print(plain_table(rows, ["listing", "layers", "tensors", *ways], left=("layers",)))
+    out.table(rows, ["listing", "layers", "tensors", *ways], left=("layers",))
     answer = {"listings": [[one.to_json() for one in groups] for groups in listings]}
     return answer, list(notes(listings)), {}
 

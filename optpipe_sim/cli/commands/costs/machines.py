@@ -60,9 +60,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             out.print()
             out.print(f"{one.name}: {one.title}", style="bold")
             for key, source in one.sources.items():
-                out.print(f"  {key}: {source}", soft_wrap=True)
+                out.text(f"  {key}: {source}")
             for key, source in one.rates.fitted.items():
-                out.print(f"  achieved.{key}: fitted to {source}", soft_wrap=True)
+                out.text(f"  achieved.{key}: fitted to {source}")
     out.hint(
         "others: --machine FILE.yaml (machines --template); base: NAME in it takes the rest from one above"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from ....units import format_parameters
 from .listing import add_listing, having, print_template, show_listing
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         return print_template(out, "model")
     from ....costs import load_model, model_names
     from ....costs.models import active_parameters, parameters
-    from ....units import format_parameters
     from ...outputs.show import plain_table
 
     every = map(load_model, model_names())

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from ....costs.layout import Layout, layer_list
 from ....errors import OptPipeError
+from ....units import format_size, format_time
 from ...options.fields import add_fields
 from ...options.kinds import MOST_REPEATS, count, count_to, counts, whole
 from ...options.models import add_levels, add_model, level_list
-from ...options.shared import add_numbers
+from ...options.shared import add_numbers, add_outputs
 from ...outputs.trace import write_profile
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="per weight, in the static memory; default: Adam's 12 (8 with fp32)",
     )
     add_levels(parser)
-    parser.add_argument("--save", metavar="P.yaml", help="write the profile")
+    add_outputs(parser, ("save", "P.yaml", "write the profile"))
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
@@ -158,8 +159,6 @@ def need_torch(command: str) -> None:
 def _show(out: Out, profile: CostProfile, name: str, fake: bool, files: dict[str, str]) -> None:
     from rich.text import Text
 
-    from ....units import format_size, format_time
-    from ...outputs.show import written
     from ...outputs.stages import answer_text, most_chunks_text, show_levels, show_stages
 
     meta = profile.meta
@@ -173,7 +172,7 @@ def _show(out: Out, profile: CostProfile, name: str, fake: bool, files: dict[str
 
     work, device = meta["work"], meta["device"]
     where = "fake tensors" if fake else device["name"]
-    out.print(answer_text(profile), soft_wrap=True)
+    out.text(answer_text(profile))
     out.print(
         Text(name, "bold"),
         f"on {where}: pipeline of {profile.devices} devices, {profile.chunks} chunks each;"
@@ -198,16 +197,14 @@ def _show(out: Out, profile: CostProfile, name: str, fake: bool, files: dict[str
         out.print(_copies(meta["copies"]))
         source = meta["provenance"]["t_comm"]
         if source == "not measured":
-            out.hint(Text("no P2P latency: give --machine for an estimate of it", "dim"))
+            out.hint("no P2P latency: give --machine for an estimate of it", style="dim")
         else:
             out.print(f"P2P latency {format_time(profile.t_comm_ns)} ({source})")
-    written(out, files)
+    out.written(files)
 
 
 def _with_spread(times: dict[str, float]) -> str:
     """Format a median with half of the relative interquartile range."""
-    from ....units import format_time
-
     half = (times["high"] - times["low"]) / 2 / times["median"] if times["median"] else 0.0
     return f"{format_time(times['median'] * 1e3)} ±{half:.1%}"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from ....errors import OptPipeError
+from ....units import counted
 from ...options.shared import add_profile, add_schedule, add_schedule_problem
 from ...status import DONE, NO
 from ..examples import OFFLOADING
@@ -29,26 +31,24 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Check a schedule without the simulator."""
     from ....checker.check import check as problems_of
-    from ...inputs import is_file, read_profile, read_schedule
-    from ...outputs.verdict import remedies, show_misfit
+    from ...inputs import read_profile, read_schedule
+    from ...outputs.verdict import show_verdict, would_fit
 
     profile = read_profile(arguments)
     schedule = read_schedule(arguments.schedule, arguments.microbatches, profile)
     problems = problems_of(schedule, profile)
     trace = _beyond_the_limit(schedule, profile) if problems else None
-    name = None if is_file(arguments.schedule) else arguments.schedule
-    fitting = [] if trace is None else remedies(name, trace)
+    fitting = [] if trace is None else would_fit(arguments.schedule, trace)
     answer: dict[str, Any] = {"valid": not problems, "problems": problems}
     out.result(answer if trace is None else {**answer, "would_fit": fitting})
     if trace is not None:
-        show_misfit(out, arguments.schedule, trace, fitting)
+        show_verdict(out, arguments.schedule, trace, fitting)
     _show(out, arguments, profile, problems, trace)
     return NO if problems else DONE
 
 
 def _beyond_the_limit(schedule: Schedule, profile: CostProfile) -> Trace | None:
     """Return the replay without the limit where the simulator finds nothing wrong but the memory."""
-    from ....errors import OptPipeError
     from ....sim import simulate_or_report
 
     try:
@@ -66,17 +66,14 @@ def _show(
     trace: Trace | None,
 ) -> None:
     """Print that the schedule is valid, or that it is not, and every problem."""
-    from rich.text import Text
-
-    from ....units import counted
     from ...outputs import show
 
     if not problems:
         limit = "" if profile.memory_limit is None else f" under {show.limit_text(profile)}"
-        out.print(Text(f"✓ {arguments.schedule} is valid on {profile.name}{limit}", "green"))
+        out.print(f"✓ {arguments.schedule} is valid on {profile.name}{limit}", style="green")
     elif trace is None:
         number = counted(len(problems), "problem")
         text = f"✗ {arguments.schedule} is not valid on {profile.name}: {number}"
-        out.print(Text(text, "bold red"), soft_wrap=True)
+        out.text(text, style="bold red")
     for problem in problems:
-        out.print(Text(f"✗ {problem}"), soft_wrap=True)
+        out.text(f"✗ {problem}")

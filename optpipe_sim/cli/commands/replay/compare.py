@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ...options.kinds import names
 from ...options.shared import (
     add_family,
+    add_outputs,
     add_pictures,
     add_problem,
 )
@@ -53,10 +54,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " whole family, with a row for each kind",
     )
     add_pictures(parser, "the best", "every schedule by time and memory, with their lanes")
-    parser.add_argument(
-        "--chart", metavar="F.png", help="draw time and peak memory of every schedule"
+    add_outputs(
+        parser,
+        ("chart", "F.png", "draw time and peak memory of every schedule"),
+        ("save", "S.json", "write the best schedule"),
     )
-    parser.add_argument("--save", metavar="S.json", help="write the best schedule")
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:

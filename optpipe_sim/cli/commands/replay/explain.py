@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...options.shared import (
     add_objective_of_schedule,
+    add_outputs,
     add_profile,
     add_schedule,
     add_schedule_problem,
@@ -37,23 +38,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="what it offloads, and how much of its idle time any schedule must have",
     )
-    parser.add_argument(
-        "--chart", metavar="F.png", help="draw that idle time, and the forced part (.png .svg .pdf)"
-    )
+    chart = "draw that idle time, and the forced part (.png .svg .pdf)"
+    add_outputs(parser, ("chart", "F.png", chart))
     add_objective_of_schedule(parser)
     add_schedule_problem(parser)
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Explain in sentences why devices wait, or why one op waits."""
-    from rich.text import Text
-
     from ....ops import parse_op
     from ....reasons.explain import explain as explained
     from ....reasons.explain import why
-    from ...inputs import is_file, read_profile, read_trace
-    from ...outputs import show
-    from ...outputs.verdict import remedies, show_misfit, verdict
+    from ...inputs import read_profile, read_trace
+    from ...outputs.verdict import show_verdict, would_fit
 
     op = parse_op(arguments.op) if arguments.op else None
     profile = read_profile(arguments)
@@ -83,17 +80,15 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
             save(solution_chart(found), arguments.chart)
             files[arguments.chart] = "idle time, and how much of it is forced"
-    name = None if is_file(arguments.schedule) else arguments.schedule
-    fitting = [] if trace.fits else remedies(name, trace)
+    fitting = would_fit(arguments.schedule, trace)
     fits = {"fits": trace.fits, "reason": reason, "would_fit": fitting}
     out.result({**answer, "text": text, **fits, "files": files})
-    if not trace.fits:
-        show_misfit(out, arguments.schedule, trace, fitting)
-    elif not op:
-        out.print(verdict(arguments.schedule, trace), soft_wrap=True)
+    if not (op and trace.fits):
+        show_verdict(out, arguments.schedule, trace, fitting)
+    if trace.fits and not op:
         out.print()
-    out.print(Text(text.rstrip("\n")), soft_wrap=True)
-    show.written(out, files)
+    out.text(text.rstrip("\n"))
+    out.written(files)
     return DONE if trace.fits else NO
 
 

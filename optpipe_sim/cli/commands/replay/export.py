@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ....costs.layout import Layout, layer_list
 from ....errors import InvalidSchedule, OptPipeError
+from ....files import write_together
+from ....units import format_size
 from ...options.fields import add_fields
 from ...options.kinds import framework
-from ...options.shared import add_profile, add_schedule, add_schedule_problem
+from ...options.shared import add_outputs, add_profile, add_schedule, add_schedule_problem
 from ...status import DONE
 from ..examples import OFFLOADING
 from . import export_plan
@@ -54,12 +56,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " https://ui.perfetto.dev; megatron, torchtitan, graph-trainer (an experiment of torchtitan): the plan in"
         " their options; te: its offloads as calls of TransformerEngine",
     )
-    parser.add_argument(
-        "-o",
-        "--out",
-        metavar="FILE",
-        help="the file; default: the schedule's name with the ending of the format, unless there is such a file",
-    )
+    usual = "the schedule's name with the ending of the format, unless there is such a file"
+    add_outputs(parser, ("-o --out", "FILE", f"the file; default: {usual}"))
     parser.add_argument(
         "--force", action="store_true", help="overwrite a file that has the default name"
     )
@@ -70,11 +68,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             action="store_true",
             help=f"leave out {what}, which torch-csv cannot express: the schedule then needs more memory",
         )
-    parser.add_argument(
-        "--parts",
-        metavar="F.json",
-        help="with torch-csv: write the names of the modules of each stage; needs PROFILE",
-    )
+    parts = "with torch-csv: write the names of the modules of each stage; needs PROFILE"
+    add_outputs(parser, ("parts", "F.json", parts))
     layers = {
         "read": layer_list,
         "help": "decoder layers of each stage, in model order (default: what the profile says)",
@@ -91,7 +86,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         return export_plan.run(arguments, out)
     from ....frameworks.losses import leave_out, losses_of
     from ...inputs import read_profile, read_schedule
-    from ...outputs.show import written
 
     profile = read_profile(arguments) if arguments.profile else None
     if profile is None and arguments.format == "perfetto":
@@ -118,7 +112,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     )
     if losses and exported is not None:
         _show(out, schedule, exported, losses, cost)
-    written(out, files)
+    out.written(files)
     return DONE
 
 
@@ -146,7 +140,6 @@ def _write(
 ) -> dict[str, str]:
     """Write the files; returns them with their descriptions."""
     if arguments.format == "torch-csv":
-        from ....files import write_together
         from ....frameworks.torch_csv import torch_csv
 
         contents = {arguments.out: torch_csv(schedule).encode()}
@@ -219,13 +212,10 @@ def _show(
     from rich.text import Text
 
     from ....frameworks.losses import in_words
-    from ....units import format_size
-    from ...outputs.show import line, percent
+    from ...outputs.show import percent
 
     effect: Any = cost or _held(schedule, exported)
-    out.print(
-        Text(f"left out: {in_words(losses)}; without them {effect}", "yellow"), soft_wrap=True
-    )
+    out.text(f"left out: {in_words(losses)}; without them {effect}", style="yellow")
     if cost is None:
         return
     order = sorted(range(len(cost.peak_bytes)), key=lambda device: -cost.peak_bytes[device])
@@ -236,6 +226,6 @@ def _show(
             share = percent(cost.peak_bytes[device] / max(limit, 1))
             text += f", {share} of its limit of {format_size(limit)}"
         style = "red" if device in cost.above else ""
-        line(out, f"device {device}", Text(text, style))
+        out.line(f"device {device}", Text(text, style))
     if len(order) > MOST_DEVICES:
-        line(out, "", f"and {len(order) - MOST_DEVICES} devices with less")
+        out.line("", f"and {len(order) - MOST_DEVICES} devices with less")

@@ -6,6 +6,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidSchedule, OptPipeError
+from ....files import write_mapping, write_text
+from ...options.shared import add_outputs
 from ...status import DONE
 
 if TYPE_CHECKING:
@@ -38,26 +40,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="megatron, torchtitan, graph-trainer, te: export the nearest plan that the framework can run, and"
         " report what is lost; without this a schedule is exported exactly or not at all",
     )
-    parser.add_argument(
-        "--csv",
-        metavar="F.csv",
-        help="torchtitan, graph-trainer: the file for the order, if torch has no such schedule",
-    )
+    order = "torchtitan, graph-trainer: the file for the order, if torch has no such schedule"
+    add_outputs(parser, ("csv", "F.csv", order))
     parser.add_argument(
         "--offload-modules",
         metavar="A,B,...",
         help="megatron: whose inputs are offloaded (default: all that can be)",
     )
-    parser.add_argument(
-        "--script", metavar="F.sh", help="megatron: write a script that starts the plan"
-    )
+    add_outputs(parser, ("script", "F.sh", "megatron: write a script that starts the plan"))
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Write the plan; raises if it differs from the schedule and --nearest is not given."""
-    from ....files import write_mapping
     from ...inputs import read_profile, read_schedule
-    from ...outputs.show import line, written
 
     if not arguments.profile:
         raise OptPipeError(
@@ -86,21 +81,19 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         }
     )
     if "command" in data:  # the answer, to paste
-        out.print(data["command"], soft_wrap=True)
+        out.text(data["command"])
     if found.lost:
-        line(out, "runs", found.cost())
+        out.line("runs", found.cost())
         for step in found.lost:
             slower = "deadlocks" if step.slower is None else f"{step.slower:+.1%} time"
-            line(out, "lost", f"{step.thing}: {slower} without")
+            out.line("lost", f"{step.thing}: {slower} without")
     for note in found.notes:
-        line(out, "note", note)
-    written(out, {arguments.out: f"the plan for {NAMES[arguments.format]}", **paths})
+        out.line("note", note)
+    out.written({arguments.out: f"the plan for {NAMES[arguments.format]}", **paths})
     return DONE
 
 
 def _write(path: str, text: str) -> None:
-    from ....files import write_text
-
     write_text(path, text)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ....errors import OptPipeError
 from ...options.shared import (
     add_objective_of_schedule,
+    add_outputs,
     add_profile,
     add_schedule,
     add_schedule_problem,
@@ -35,9 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a second schedule, or a measured trace (confirm --save-trace), and its profile if"
         " that differs",
     )
-    parser.add_argument(
-        "-o", "--report", metavar="F.html", required=True, help="the page, which works offline"
-    )
+    add_outputs(parser, ("-o --report", "F.html", "the page, which works offline"), required=True)
     add_objective_of_schedule(parser)
     add_schedule_problem(parser)
 
@@ -45,9 +44,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Replay one schedule, or two, and write the page."""
     from ...inputs import is_file
-    from ...outputs.show import line, written
     from ...outputs.trace import write_page
-    from ...outputs.verdict import remedies, show_misfit, verdict
+    from ...outputs.verdict import show_verdict
+    from ...outputs.verdict import would_fit as fitting
 
     trace, reason = _replay(arguments, arguments.schedule, arguments.profile)
     against: Trace | None = None
@@ -63,11 +62,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     replayed = {arguments.schedule: trace}
     if against is not None:
         replayed.setdefault(arguments.other_files[0], against)
-    would_fit = {
-        name: remedies(None if is_file(name) else name, each)
-        for name, each in replayed.items()
-        if not each.fits
-    }
+    would_fit = {name: fitting(name, each) for name, each in replayed.items() if not each.fits}
     fits = trace.fits and (against is None or against.fits)
     out.result(
         {
@@ -81,12 +76,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         }
     )
     for name, each in replayed.items():
-        if each.fits:
-            out.print(verdict(name, each), soft_wrap=True)
-        else:
-            show_misfit(out, name, each, would_fit[name])
-            line(out, "the page", "shows its times without the limit")
-    written(out, files)
+        show_verdict(out, name, each, would_fit.get(name, []))
+        if not each.fits:
+            out.line("the page", "shows its times without the limit")
+    out.written(files)
     return DONE if fits else NO
 
 

@@ -6,7 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
-from ...options.shared import add_pictures, add_profile, add_schedule_problem
+from ....units import format_size, format_time
+from ...options.shared import add_outputs, add_pictures, add_profile, add_schedule_problem
 from ...options.solving import add_objective
 from ...status import DONE, NO
 from ..examples import PROFILE
@@ -48,15 +49,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="the compiled replay, or the discrete-event simulator; both give the same times",
     )
     add_pictures(parser, "the", "the schedule, its memory and why it waits")
-    parser.add_argument("--save", metavar="S.json", help="write the schedule")
+    add_outputs(parser, ("save", "S.json", "write the schedule"))
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Replay one schedule under the limit."""
     from ....sim import simulate_or_report
-    from ...inputs import is_file, read_profile, read_schedule
+    from ...inputs import read_profile, read_schedule
     from ...outputs.trace import write_trace, write_trace_page
-    from ...outputs.verdict import remedies
+    from ...outputs.verdict import would_fit
 
     profile = read_profile(arguments)
     try:
@@ -73,8 +74,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         schedule, profile, objective=arguments.objective, engine=arguments.engine
     )
     files = write_trace(arguments, trace) | write_trace_page(arguments, trace)
-    name = None if is_file(arguments.schedule) else arguments.schedule
-    fitting = [] if trace.fits else remedies(name, trace)
+    fitting = would_fit(arguments.schedule, trace)
     out.result(
         {
             "schedule": arguments.schedule,
@@ -94,7 +94,6 @@ def _forwards(
 ) -> int:
     """Replay and print the forwards alone."""
     from ....sim.forwards import forward_pass
-    from ....units import format_size, format_time
     from ...outputs import show
 
     for name in NOT_FORWARD:
@@ -122,23 +121,19 @@ def _forwards(
     out.print(f"{arguments.schedule}, forwards alone: {total} per pass", style="bold")
     out.print("on", show.headline(found.trace.profile, shape.microbatches))
     out.print()
-    show.line(out, "first result", f"after {format_time(found.first_ns)}")
+    out.line("first result", f"after {format_time(found.first_ns)}")
     each = format_time(round((found.makespan_ns - found.first_ns) / max(1, shape.microbatches - 1)))
     if shape.microbatches > 1:
-        show.line(out, "then", f"{each} per microbatch, on average")
-    show.line(out, "bubble", f"{found.bubble_rate:.1%} of the busiest device's time")
+        out.line("then", f"{each} per microbatch, on average")
+    out.line("bubble", f"{found.bubble_rate:.1%} of the busiest device's time")
     if found.tokens_per_s:
-        show.line(out, "tokens", f"{found.tokens_per_s:,.0f} per second, of one replica")
+        out.line("tokens", f"{found.tokens_per_s:,.0f} per second, of one replica")
     if any(found.kv_bytes):
         most = max(found.kv_bytes)
         at = found.kv_bytes.index(most)
-        show.line(
-            out, "keys, values", f"{format_size(most)} per microbatch on device {at}, at most"
-        )
-    show.line(
-        out, "memory", "beside these and weights not counted: no forward keeps more for a backward"
-    )
-    show.written(out, files)
+        out.line("keys, values", f"{format_size(most)} per microbatch on device {at}, at most")
+    out.line("memory", "beside these and weights not counted: no forward keeps more for a backward")
+    out.written(files)
     return DONE
 
 
@@ -152,15 +147,11 @@ def _show(
     """One schedule's measures."""
     from rich.text import Text
 
-    from ....units import format_size
     from ...outputs import show
-    from ...outputs.verdict import show_misfit, verdict
+    from ...outputs.verdict import show_verdict
 
     profile, shape = trace.profile, trace.schedule.shape
-    if trace.fits:
-        out.print(verdict(arguments.schedule, trace), soft_wrap=True)
-    else:
-        show_misfit(out, arguments.schedule, trace, fitting)
+    show_verdict(out, arguments.schedule, trace, fitting)
     out.print("on", show.headline(profile, shape.microbatches))
     out.print()
     show.times(out, trace)
@@ -169,24 +160,21 @@ def _show(
         ((ns / total, cause) for cause, ns in trace.idle_ns.items() if ns), reverse=True
     )
     parts = ", ".join(f"{cause} {share:.1%}" for share, cause in shares)
-    show.line(
-        out, "idle", f"{sum(share for share, _ in shares):.1%} of device time: {parts or 'none'}"
-    )
+    out.line("idle", f"{sum(share for share, _ in shares):.1%} of device time: {parts or 'none'}")
     show.memory(out, trace)
     if trace.offloaded:
         activations = shape.stages * shape.units
-        show.line(
-            out,
+        out.line(
             "offloaded",
             f"{trace.offloaded} of {activations} activations; host memory peaks at"
             f" {format_size(trace.host_peak_bytes)}",
         )
         if trace.wear is not None:
-            show.line(out, "NVMe", str(trace.wear))
+            out.line("NVMe", str(trace.wear))
     if not trace.fits:
-        show.line(out, "fits", Text("✗ no; the figures are those without the limit", "bold red"))
+        out.line("fits", Text("✗ no; the figures are those without the limit", "bold red"))
     elif trace.memory_limit is not None:
-        show.line(out, "fits", Text("✓ yes", "green"))
-    show.written(out, files)
+        out.line("fits", Text("✓ yes", "green"))
+    out.written(files)
     if not arguments.gantt:
-        show.hint(out, "draw it with --gantt gantt.png, or look into it with --trace trace.json")
+        out.next("draw it with --gantt gantt.png, or look into it with --trace trace.json")

@@ -15,7 +15,13 @@ from ....processes.signals import sigterm_as_ctrl_c
 from ....processes.torchrun import torchrun_rank
 from ...options.fields import add_fields
 from ...options.kinds import MOST_REPEATS, count, count_to, share, whole
-from ...options.shared import add_numbers, add_profile, add_schedule, add_schedule_problem
+from ...options.shared import (
+    add_numbers,
+    add_outputs,
+    add_profile,
+    add_schedule,
+    add_schedule_problem,
+)
 from ...status import DONE, NO
 
 if TYPE_CHECKING:
@@ -99,17 +105,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="choose kernels that give the same gradients every time (slower; the times are theirs)",
     )
-    parser.add_argument("--figure", metavar="F.png", help="draw both timelines, one over the other")
-    parser.add_argument(
-        "--trace", metavar="F.json", help="write the measured trace for https://ui.perfetto.dev"
-    )
-    parser.add_argument(
-        "--save-trace", metavar="F.json", help="write the measured trace as data (Trace.load)"
-    )
-    parser.add_argument(
-        "--save-run",
-        metavar="RUNS.yaml",
-        help="add the measured time to a list of runs, to which `executions --fit` fits how this machine issues work",
+    runs = "add the measured time to a list of runs, to which `executions --fit` fits how this machine issues work"
+    add_outputs(
+        parser,
+        ("figure", "F.png", "draw both timelines, one over the other"),
+        ("trace", "F.json", "write the measured trace for https://ui.perfetto.dev"),
+        ("save-trace", "F.json", "write the measured trace as data (Trace.load)"),
+        ("save-run", "RUNS.yaml", runs),
     )
     parser.add_argument(
         "--kineto",

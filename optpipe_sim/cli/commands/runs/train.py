@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from ....costs.layout import Layout, layer_list
 from ....errors import OptPipeError
+from ....files import read_bytes, write_text
 from ....processes.signals import sigterm_as_ctrl_c
+from ....units import counted, format_time
 from ...options.fields import add_fields
 from ...options.kinds import count, percent, positive, seconds, size, whole
 from ...options.models import add_levels, add_model, level_list
-from ...options.shared import add_numbers
+from ...options.shared import add_numbers, add_outputs
 from ..costs.profile import need_torch
 
 if TYPE_CHECKING:
@@ -105,9 +107,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare", action="store_true", help="train without a pipeline as well; compare losses"
     )
-    parser.add_argument("--figure", metavar="F.png", help="draw loss and iteration times")
-    parser.add_argument(
-        "--write", metavar="STEM", help="write STEM.csv, STEM.md and STEM.png; implies --compare"
+    add_outputs(
+        parser,
+        ("figure", "F.png", "draw loss and iteration times"),
+        ("write", "STEM", "write STEM.csv, STEM.md and STEM.png; implies --compare"),
     )
 
 
@@ -150,7 +153,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
 def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
     from ....costs import load_model
-    from ....files import read_bytes
     from ....names import build
     from ....profile_io import load_profile
     from ....runtime.device import take_device
@@ -260,8 +262,6 @@ def _write(
     files: dict[str, str] = {}
     pictures = [arguments.figure] if arguments.figure else []
     if arguments.write:
-        from ....files import write_text
-
         write_text(f"{arguments.write}.csv", csv_text(result.rows, losses))
         files[f"{arguments.write}.csv"] = "every step"
         write_text(f"{arguments.write}.md", markdown(arguments, task, answer))
@@ -278,28 +278,24 @@ def _write(
 def _show(out: Out, task: TrainTask, answer: dict[str, Any], files: dict[str, str]) -> None:
     from rich.text import Text
 
-    from ....units import counted, format_time
-    from ...outputs.show import hint, plain_table, written
     from ...outputs.train import HEADS, phase_cells, sentences
 
     last = answer["phases"][-1] if answer["phases"] else None
     if last is not None:
         time = "not measured" if last["makespan_ns"] is None else format_time(last["makespan_ns"])
         runs = counted(len(answer["switches"]), "switch", "switches")
-        out.print(
-            f"{time} per iteration with {last['schedule']} at the end, after {runs}", soft_wrap=True
-        )
+        out.text(f"{time} per iteration with {last['schedule']} at the end, after {runs}")
     out.print(Text(task.plan.model.name, "bold"), f"on {task.plan.devices} ranks of this CPU")
     out.print()
     rows = (dict(zip(HEADS, phase_cells(phase), strict=True)) for phase in answer["phases"])
-    out.print(plain_table(rows, HEADS, left=["schedule"]))
+    out.table(rows, HEADS, left=["schedule"])
     out.print()
     for sentence in sentences(answer):
-        out.print(sentence, soft_wrap=True)
-    written(out, files)
+        out.text(sentence)
+    out.written(files)
     if answer["stopped"]:
         kept = task.checkpoints is not None
-        hint(out, "stopped; continue with --resume" if kept else "stopped; nothing was kept")
+        out.next("stopped; continue with --resume" if kept else "stopped; nothing was kept")
 
 
 def _slow(text: str) -> tuple[int, int, int]:

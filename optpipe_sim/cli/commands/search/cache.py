@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from ....units import format_size
 from ...status import DONE
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """List the schedules on disk, or delete them."""
     from ....solvers.race.cache import open_cache
-    from ....units import format_size
-    from ...outputs import show
 
     cache = open_cache()
     forgotten = cache.clear() if arguments.clear else None
@@ -36,5 +35,5 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     else:
         size, most = format_size(info["bytes"]), format_size(info["most_bytes"])
         out.print(f"{info['problems']} solved problems, {size} of {most}, in {info['folder']}")
-        show.hint(out, "cache --clear", code=True)
+        out.next("cache --clear", code=True)
     return DONE

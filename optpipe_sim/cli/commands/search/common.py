@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ....errors import OptPipeError
+from ....units import parse_size, size_above
 from ...status import DONE
 
 if TYPE_CHECKING:
@@ -99,7 +100,6 @@ def _ways_out(arguments: argparse.Namespace, profile: CostProfile) -> list[str]:
     restrictions (or without all of them, where one is not enough), and a limit little above the least of any
     schedule."""
     from ....solvers.axes import candidate_shapes
-    from ....units import parse_size, size_above
 
     chunks = arguments.chunks or "any"
     asked = {

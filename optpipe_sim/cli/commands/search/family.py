@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
+from ....units import format_time
 from ...options.shared import add_family
 from ...options.solving import search_options
 from .common import COMPILING, NOTHING_BESIDE, finish, needs_profile, plain_beside, refuse
@@ -189,33 +190,32 @@ def _free(
 def _show(
     out: Out, trace: Trace, answer: dict[str, Any], files: dict[str, str], plain: Beside | None
 ) -> None:
-    from ....units import format_time
-    from ...outputs.show import line, memory, times, written
+    from ...outputs.show import memory, times
     from ...outputs.solve import show_beside
     from ...outputs.verdict import verdict
 
-    out.print(verdict(answer["told"], trace), soft_wrap=True)
-    line(out, "best of the family", answer["told"])
+    out.text(verdict(answer["told"], trace))
+    out.line("best of the family", answer["told"])
     times(out, trace)
     memory(out, trace)
-    line(out, "replayed", f"{answer['tried']} plans, of which {answer['fitting']} fit")
+    out.line("replayed", f"{answer['tried']} plans, of which {answer['fitting']} fit")
     if answer.get("partial"):
         faster = f"{answer['partial_ns'] / trace.cost_ns - 1:+.1%}"
         text = f"{answer['partial']}: {faster} time, by a field of its configuration that has no option"
-        line(out, "partial checkpoints", text)
+        out.line("partial checkpoints", text)
     if answer["free_iteration_ns"] is not None:
         slower = f"{answer['slower_than_free']:+.1%}"
         free = format_time(answer["free_iteration_ns"])
-        line(out, "free of the family", f"{free} (this one: {slower})")
+        out.line("free of the family", f"{free} (this one: {slower})")
     if answer["lower_bound_ns"]:
         bound = format_time(answer["lower_bound_ns"])
         if trace.iteration_ns != trace.cost_ns:
             bound += " in the pipeline"
-        line(out, "bound", f"{bound}, for any schedule (this one: {answer['gap']:+.1%})")
+        out.line("bound", f"{bound}, for any schedule (this one: {answer['gap']:+.1%})")
     if plain is not None:
         show_beside(out, plain, trace)
     for note in answer["notes"]:
-        line(out, "note", note)
+        out.line("note", note)
     if answer["command"]:
-        out.print(answer["command"], soft_wrap=True)
-    written(out, files)
+        out.text(answer["command"])
+    out.written(files)

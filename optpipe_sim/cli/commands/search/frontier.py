@@ -14,7 +14,7 @@ from ....errors import OptPipeError
 from ....files import write_text
 from ....units import format_size, format_time, parse_size
 from ...options.kinds import names, sizes
-from ...options.shared import add_family, add_microbatches, add_profile, add_report
+from ...options.shared import add_family, add_microbatches, add_outputs, add_profile, page_of
 from ...options.solving import add_search, search_options
 from ...outputs.files import rewritable
 from ...outputs.trace import write_page
@@ -80,9 +80,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "under each limit also the best that this framework can run with the profile's chunks, or those of --chunks"
         " (torchtitan: searched for in half of the time)",
     )
-    parser.add_argument("--chart", "--gantt", metavar="F.png", help="draw the curve and its bound")
-    add_report(parser, "the curve, and the lanes of each of its schedules")
-    parser.add_argument("--csv", metavar="F.csv", help="write the points; whole after each of them")
+    add_outputs(
+        parser,
+        ("chart gantt", "F.png", "draw the curve and its bound"),
+        page_of("the curve, and the lanes of each of its schedules"),
+        ("csv", "F.csv", "write the points; whole after each of them"),
+    )
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:

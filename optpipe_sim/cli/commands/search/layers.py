@@ -7,6 +7,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
+from ....units import format_time
+from ...options.shared import add_outputs
 from ...options.solving import search_options
 from .common import COMPILING, finish, needs_profile, refuse
 
@@ -27,11 +29,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="any: choose the layers of each stage as well, by the profile's costs per layer"
         " (`estimate` writes them); default: the stages of the profile",
     )
-    parser.add_argument(
-        "--save-profile",
-        metavar="Q.yaml",
-        help="with --layers any, --family: write the profile of the layout, which the schedule is for",
-    )
+    profile = "write the profile of the layout, which the schedule is for"
+    add_outputs(parser, ("save-profile", "Q.yaml", f"with --layers any, --family: {profile}"))
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
@@ -75,8 +74,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
 
 def _show(out: Out, found: LayersResult, files: dict[str, str]) -> None:
-    from ....units import format_time
-    from ...outputs.show import line, memory, times, written
+    from ...outputs.show import memory, times
     from ...outputs.solve import apart, proof
     from ...outputs.verdict import verdict
 
@@ -86,13 +84,13 @@ def _show(out: Out, found: LayersResult, files: dict[str, str]) -> None:
     assert given.trace is not None
     out.print(verdict("the best found", trace).append(f", {apart(result)}", "not bold"))
     times(out, trace)
-    line(out, "proven", proof(result))
-    line(out, "layers per stage", runs(found.words))
+    out.line("proven", proof(result))
+    out.line("layers per stage", runs(found.words))
     shape = trace.schedule.shape
     if shape.chunks > 1:
         name = shape.placement_name
         where = name if isinstance(name, str) else "as listed"
-        line(out, "shape", f"{shape.chunks} chunks per device, placed {where}")
+        out.line("shape", f"{shape.chunks} chunks per device, placed {where}")
     memory(out, trace)
     text = "the given layout is the best found"
     if found.saved > 0:
@@ -100,8 +98,8 @@ def _show(out: Out, found: LayersResult, files: dict[str, str]) -> None:
         text += f" ({runs(list(map(str, found.given_counts)))} items: {format_time(given.trace.iteration_ns)})"
         if found.surely_saved:
             text += f"; {found.surely_saved:.2%} less than any schedule of that, proven"
-    line(out, "saved", text)
-    written(out, files)
+    out.line("saved", text)
+    out.written(files)
 
 
 def runs(words: list[str]) -> str:

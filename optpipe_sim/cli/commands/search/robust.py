@@ -87,34 +87,33 @@ def _show(
     out.print("on", show.headline(profile, arguments.microbatches))
     if arguments.margin is not None:
         scatter += f", around what a margin of {arguments.margin} allows"
-    out.print(Text(f"durations scatter: {scatter}; {samples}", "dim"))
+    out.print(f"durations scatter: {scatter}; {samples}", style="dim")
     if result.interrupted:
-        out.print(Text("interrupted: the best so far", "yellow"))
+        out.print("interrupted: the best so far", style="yellow")
     out.print()
     what = "mean time" if result.quantile is None else f"{result.quantile:.0%} quantile"
     time = Text(format_time(objective_ns), "bold")
-    show.line(out, what, time.append(f", by {result.found_by} of {result.tried} candidates", "dim"))
+    out.line(what, time.append(f", by {result.found_by} of {result.tried} candidates", "dim"))
     gain = f" ({nominal_ns / objective_ns - 1:.2%} more)"
-    show.line(out, "best without noise", f"{format_time(nominal_ns)}{gain}")
+    out.line("best without noise", f"{format_time(nominal_ns)}{gain}")
     bound = format_time(result.lower_bound_ns)
     if result.trace.iteration_ns != result.trace.cost_ns:
         bound += " in the pipeline"
-    show.line(out, "proven", f"at most {result.gap:.2%} above {bound} ({result.bound_name})")
+    out.line("proven", f"at most {result.gap:.2%} above {bound} ({result.bound_name})")
     spread = result.measures()["quantiles_ns"]
-    show.line(
-        out,
+    out.line(
         "10% .. 50% .. 90%",
         " .. ".join(format_time(whole(spread[p])) for p in ("0.1", "0.5", "0.9")),
     )
-    show.line(out, "as profiled", format_time(result.trace.iteration_ns))
-    show.line(out, "peak memory", show.peak_text(result.trace))
+    out.line("as profiled", format_time(result.trace.iteration_ns))
+    out.line("peak memory", show.peak_text(result.trace))
     if result.trace.offloaded:
         host = format_size(result.trace.host_peak_bytes)
-        show.line(out, "offloaded", f"{result.trace.offloaded}; host memory peaks at {host}")
+        out.line("offloaded", f"{result.trace.offloaded}; host memory peaks at {host}")
     show.failed(out, result.failures)
-    show.written(out, files)
+    out.written(files)
     if not arguments.save:
-        show.hint(out, "keep it with --save robust.json, draw it with --gantt gantt.png")
+        out.next("keep it with --save robust.json, draw it with --gantt gantt.png")
 
 
 def _answer(result: RobustResult, objective_ns: float) -> Text:

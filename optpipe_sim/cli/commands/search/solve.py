@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ...options.kinds import count, noise, share
-from ...options.shared import add_pictures, add_problem
+from ...options.shared import add_outputs, add_pictures, add_problem
 from ...options.solving import add_search, search_options
 from ..examples import OFFLOADING
 from . import family, layers
@@ -41,11 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     more = ("solver", "evaluations", "force", "margin", "slices")
     force = "write that MILP even if it is very large"
     add_search(parser, *more, chunks=chunks, force=force)
-    parser.add_argument(
-        "--write-model",
-        metavar="F.mps",
-        help="write the reconstructed MILP of this problem, whatever the engine (.lp or .mps)",
-    )
+    model = "write the reconstructed MILP of this problem, whatever the engine (.lp or .mps)"
+    add_outputs(parser, ("write-model", "F.mps", model))
     parser.add_argument(
         "--warm-start",
         metavar="FILE|none",
@@ -71,11 +68,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     family.add_options(parser)
     layers.add_options(parser)
     add_pictures(parser, "the", "the schedule, its memory and why it waits")
-    parser.add_argument(
-        "--save", metavar="S.json", help="write the best schedule, anew with every better one"
-    )
-    parser.add_argument(
-        "--log", metavar="F.csv", help="write objective and bound over time, at each improvement"
+    add_outputs(
+        parser,
+        ("save", "S.json", "write the best schedule, anew with every better one"),
+        ("log", "F.csv", "write objective and bound over time, at each improvement"),
     )
 
 

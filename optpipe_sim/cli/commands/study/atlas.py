@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ....units import parse_time
+from ....errors import OptPipeError
+from ....units import counted, format_time, format_times, parse_size, parse_time
 from ...options.kinds import by, count, share, size
+from ...options.shared import add_outputs
 from ...status import DONE, NO
 
 if TYPE_CHECKING:
@@ -72,8 +74,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="check: compute the configuration LP's bounds again, too (minutes)",
     )
     parser.add_argument("--library", metavar="DIR", help="another library than the one that ships")
-    parser.add_argument("--save", metavar="S.json", help="get: write the schedule")
-    parser.add_argument("--save-profile", metavar="P.yaml", help="get: write the profile")
+    add_outputs(
+        parser,
+        ("save", "S.json", "get: write the schedule"),
+        ("save-profile", "P.yaml", "get: write the profile"),
+    )
 
 
 _ONLY = {  # options of one action
@@ -94,8 +99,6 @@ _ONLY = {  # options of one action
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Do the action; returns 1 where nothing matches, something is wrong, or what is submitted is not better."""
-    from ....errors import OptPipeError
-
     for option, action in _ONLY.items():
         if getattr(arguments, option) and arguments.action != action:
             name = option.replace("_", "-")
@@ -126,9 +129,6 @@ def _none(out: Out) -> int:
 
 
 def _list(arguments: argparse.Namespace, out: Out) -> int:
-    from ....units import format_time, parse_size
-    from ...outputs.show import plain_table
-
     most = None if arguments.memory_limit is None else parse_size(arguments.memory_limit)
     found = [
         one
@@ -155,7 +155,7 @@ def _list(arguments: argparse.Namespace, out: Out) -> int:
         }
         for one in found
     )
-    out.print(plain_table(rows, left=("instance", "found by", "proof")))
+    out.table(rows, left=("instance", "found by", "proof"))
     proven = sum(one.gap == 0 for one in found)
     out.print(f"{len(found)} instances, {proven} of them proven optimal")
     out.hint("optpipe-sim atlas get NAME --save S.json --save-profile P.yaml")
@@ -164,10 +164,7 @@ def _list(arguments: argparse.Namespace, out: Out) -> int:
 
 def _get(arguments: argparse.Namespace, out: Out) -> int:
     from ....atlas.instances import read_instance
-    from ....errors import OptPipeError
     from ....profile_io import profile_to_json, save_profile
-    from ....units import counted, format_time
-    from ...outputs import show
 
     if not arguments.item:
         raise OptPipeError("get: give the name of an instance, as `optpipe-sim atlas list` has it")
@@ -188,19 +185,18 @@ def _get(arguments: argparse.Namespace, out: Out) -> int:
     answer["schedule"] = schedule and schedule.to_json()
     out.result(answer)
     out.print(one.name)
-    show.line(out, "source", one.source)
-    show.line(
-        out,
+    out.line("source", one.source)
+    out.line(
         "pipeline",
         f"{counted(one.devices, 'device')}, {counted(one.chunks, 'chunk')} each, {one.microbatches} microbatches,"
         f" {one.limit} per device",
     )
     for what, record in (("best known", one.best), ("bound", one.bound)):
         if record is not None:
-            show.line(out, what, f"{format_time(record.ns)}: {_origin(record)}")
+            out.line(what, f"{format_time(record.ns)}: {_origin(record)}")
     if one.gap is not None:
-        show.line(out, "gap", "none: proven optimal" if one.gap == 0 else f"{one.gap:.2%}")
-    show.written(out, written)
+        out.line("gap", "none: proven optimal" if one.gap == 0 else f"{one.gap:.2%}")
+    out.written(written)
     return DONE
 
 
@@ -216,8 +212,6 @@ def _origin(record: Record) -> str:
 def _check(arguments: argparse.Namespace, out: Out) -> int:
     from ....atlas.proofs import CLOSED, LP, PROOFS, proven
     from ....atlas.verify import problems
-    from ....errors import OptPipeError
-    from ....units import counted, format_times
 
     found = _chosen(arguments)
     if not found:
@@ -254,14 +248,14 @@ def _check(arguments: argparse.Namespace, out: Out) -> int:
     out.result(answer)
     for name, said in wrong.items():
         for problem in said:
-            out.print(f"✗ {name}: {problem}", soft_wrap=True)
+            out.text(f"✗ {name}: {problem}")
     checked = counted(answer["schedules"], "schedule")
     bounds = counted(answer["bounds"], "bound")
     good = f"{checked} checked, {confirmed} of {bounds} computed again"
     if wrong:
-        out.print(f"{len(wrong)} of {len(found)} instances have problems", soft_wrap=True)
+        out.text(f"{len(wrong)} of {len(found)} instances have problems")
         return NO
-    out.print(f"✓ {counted(len(found), 'instance')}: {good}", soft_wrap=True)
+    out.text(f"✓ {counted(len(found), 'instance')}: {good}")
     if not arguments.lp and any(one.bound and one.bound.how == LP for one in found):
         out.hint("optpipe-sim atlas check --lp: the configuration LP's bounds, too")
     kinds = {one.bound.how for one in found if one.bound} - set(PROOFS)
@@ -273,9 +267,7 @@ def _check(arguments: argparse.Namespace, out: Out) -> int:
 def _submit(arguments: argparse.Namespace, out: Out) -> int:
     from ....atlas.instances import Record, read_instance, write_instance
     from ....atlas.records import Refused, with_bound, with_schedule
-    from ....errors import OptPipeError
     from ....frameworks.torch_csv import load_schedule
-    from ....units import format_time
 
     if arguments.instance is None:
         raise OptPipeError("--instance: give the name of the instance that this is for")
@@ -303,7 +295,7 @@ def _submit(arguments: argparse.Namespace, out: Out) -> int:
             new = with_bound(old, record)
     except Refused as error:
         out.result({"accepted": False, "reason": str(error), "instance": old.to_json()})
-        out.print(f"✗ {error}", soft_wrap=True)
+        out.text(f"✗ {error}")
         return NO
     files = [str(path) for path in write_instance(new, schedule)]
     out.result({"accepted": True, "reason": None, "instance": new.to_json(), "files": files})
@@ -314,5 +306,5 @@ def _submit(arguments: argparse.Namespace, out: Out) -> int:
     was = f" (was {format_time(before.ns)})" if before else ""
     out.print(f"✓ {new.name}: {what} is now {format_time(after.ns, 6)}{was}")
     for path in files:
-        out.print(path, soft_wrap=True)
+        out.text(path)
     return DONE

@@ -57,5 +57,5 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     )
     out.result({"files": [str(path) for path in paths]})
     for path in paths:
-        out.print(str(path), soft_wrap=True)
+        out.text(str(path))
     return 0

@@ -196,18 +196,16 @@ def _show(out: Out, done: Sweep) -> None:
     from rich.text import Text
 
     summary = f"{done.points} points: {done.ran} ran, {done.reused} reused, {done.failed} failed"
-    out.print(Text(done.name, "bold"), Text(f"{summary}; {done.seconds:.1f} s"), soft_wrap=True)
+    out.text(Text(done.name, "bold"), Text(f"{summary}; {done.seconds:.1f} s"))
     if done.broken:
         noun = "file was" if done.broken == 1 else "files were"
-        out.hint(
-            Text(f"{done.broken} kept {noun} not whole and ran again", "yellow"), soft_wrap=True
-        )
+        out.hint(f"{done.broken} kept {noun} not whole and ran again", style="yellow")
     for labels, error in done.errors[:SHOWN]:
         point = ", ".join(f"{key} {value}" for key, value in labels.items())
-        out.print(Text(f"✗ {point}: {error}", "red"), soft_wrap=True)
+        out.text(f"✗ {point}: {error}", style="red")
     if done.failed:
         more = len(done.errors) - SHOWN
         hint = "run them again with --retry-failed"
-        out.hint(Text(f"{f'and {more} more; ' if more > 0 else ''}{hint}", "dim"), soft_wrap=True)
+        out.hint(f"{f'and {more} more; ' if more > 0 else ''}{hint}", style="dim")
     for path in done.files:
-        out.print(Text(f"  {path}"), soft_wrap=True)
+        out.text(f"  {path}")
