@@ -33,6 +33,7 @@ class Option:
         read: from a text to a value, an `OptPipeError` for a wrong one; None: as the field is annotated.
         bare: the value of the option without a word; None: it needs one.
         off: of a flag that is on unless ``--no-NAME`` is given: the help of that.
+        flag: its name on the command line, where that is not the field's (nor ``no-`` and that).
         seldom: ``--help`` leaves it out, ``--help-all`` has it.
     """
 
@@ -42,6 +43,7 @@ class Option:
     read: Callable[[str], Any] | None = None
     bare: Any = None
     off: str = ""
+    flag: str = ""
     seldom: bool = False
 
 

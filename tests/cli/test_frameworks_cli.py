@@ -13,7 +13,7 @@ from megatron_grammar import accept
 from pages import Page
 
 from optpipe_sim import Schedule, load_profile
-from optpipe_sim.cli.commands.costs import family
+from optpipe_sim.frameworks import advised
 
 STAGE = {
     "t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 100, "w_bytes": 50, "layers": 2,
@@ -265,7 +265,7 @@ def test_a_family_with_other_layers_keeps_the_profile_of_its_schedule(cli) -> No
 def test_advice_for_a_framework_ends_in_its_options(
     cli, monkeypatch: pytest.MonkeyPatch, framework: str
 ) -> None:
-    monkeypatch.setattr(family, "FREE_S", 0.5)
+    monkeypatch.setattr(advised, "FREE_S", 0.5)
     line = "advise --model qwen3-0.6b --machine h100 --gpus 2 --global-batch 4 --seq 2048 --pp 2"
     line += (
         f" --microbatch 1 --chunks 1 --recompute none --time-limit 3 --family {framework} --json"

@@ -105,9 +105,9 @@ def calls_of(block: str) -> list[list[str]]:
 
 def test_the_tutorial_in_short_runs_in_order_and_agrees(cli, monkeypatch) -> None:
     """Each command as it is printed, but for shorter searches; each answer goes on from the one before."""
-    from optpipe_sim.cli.commands.costs import family
+    from optpipe_sim.frameworks import advised
 
-    monkeypatch.setattr(family, "FREE_S", 0.5)
+    monkeypatch.setattr(advised, "FREE_S", 0.5)
     monkeypatch.setattr(sys, "argv", ["optpipe-sim"])
     said: dict[str, list[str]] = {}
     printed, calls = "", []
@@ -187,9 +187,9 @@ def printed_next(text: str) -> list[list[str]]:
 def test_the_five_minutes_of_readme_run_and_agree(cli, monkeypatch) -> None:
     """Each line as it is printed, but for a shorter search, in order: a plan that advise tells is what simulate
     replays, m is what it says, and no order that is searched for on its costs is slower."""
-    from optpipe_sim.cli.commands.costs import family
+    from optpipe_sim.frameworks import advised
 
-    monkeypatch.setattr(family, "FREE_S", 1.0)
+    monkeypatch.setattr(advised, "FREE_S", 1.0)
     monkeypatch.setattr(sys, "argv", ["optpipe-sim"])
     said = {}
     for line in block_after("README.md", "### My cluster in five minutes"):
@@ -237,9 +237,9 @@ ADVISE = (
 )
 def test_advise_ends_in_lines_that_run_as_printed(cli, monkeypatch, more: str) -> None:
     """And the plan that is replayed then is the plan that was told."""
-    from optpipe_sim.cli.commands.costs import family
+    from optpipe_sim.frameworks import advised
 
-    monkeypatch.setattr(family, "FREE_S", 0.3)
+    monkeypatch.setattr(advised, "FREE_S", 0.3)
     monkeypatch.setattr(sys, "argv", ["optpipe-sim"])
     answer = cli(f"{ADVISE} {more} --json").json
     told = answer.get("told_iteration_ns", answer["rows"][0]["iteration_ns"])

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from optpipe_sim.cli import main
-from optpipe_sim.cli.commands.costs import family
-from optpipe_sim.cli.commands.costs.family import told_to
 from optpipe_sim.costs.advise.advise import advise
 from optpipe_sim.costs.advise.evaluate import evaluate
 from optpipe_sim.costs.advise.hints import hints_for
 from optpipe_sim.errors import OptPipeError
+from optpipe_sim.frameworks import advised
+from optpipe_sim.frameworks.advised import told_to
 from optpipe_sim.schedules import names_in
 from optpipe_sim.trace import Trace
 
@@ -31,7 +31,7 @@ def test_a_hint_is_the_evaluation_of_the_told_plan_with_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan of a family may be another than the best row: other layers on its stages, say."""
-    monkeypatch.setattr(family, "FREE_S", 0.3)
+    monkeypatch.setattr(advised, "FREE_S", 0.3)
     words = "--model qwen3-1.7b --machine h100 --gpus 8 --global-batch 16 --seq 4096 --pp 4 --tp 2 --microbatch 1"
     answer = told(capsys, *words.split(), "--chunks", "1", "--family", "megatron")
     hint = next(one for one in answer["hints"] if one["what"] == "overlap tp-comm")
@@ -54,37 +54,37 @@ def test_a_hint_is_the_evaluation_of_the_told_plan_with_it(
 
 def test_the_family_is_searched_around_all_that_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two configurations that differ by less than `NEAR`, the slower one may end in the faster plan."""
-    monkeypatch.setattr(family, "FREE_S", 0.3)
-    monkeypatch.setattr(family, "NEAR", 0.5)
+    monkeypatch.setattr(advised, "FREE_S", 0.3)
+    monkeypatch.setattr(advised, "NEAR", 0.5)
     asked: dict[str, Any] = {"pp": 4, "tp": 2, "microbatch": 1, "zero": 1}
     asked |= {"schedules": names_in("megatron"), "recompute": ("none", "full")}
     given = {"recompute": None}
     answers = {}
     for chunks in ((1,), (2,), (1, 2)):
         found = advise(*DENSE, 8, 16, 4096, chunks=chunks, time_limit=60, **asked)
-        answer, row = family.plan_in("megatron", found, 60.0, given)
+        answer, row = advised.plan_in("megatron", found, 60.0, given)
         answers[chunks] = row.iteration_ns
-        shown = family.with_row(found, row)
+        shown = advised.with_row(found, row)
         assert shown.rows[0] is row
         assert answer["told_iteration_ns"] == round(row.iteration_ns)
         # nothing is searched where no time is left, and the answer is the best row
-        assert family.plan_in("megatron", found, 0.0, given)[1] is found.rows[0]
+        assert advised.plan_in("megatron", found, 0.0, given)[1] is found.rows[0]
     assert answers[1, 2] == min(answers[(1,)], answers[(2,)])
     assert answers[(1,)] != answers[(2,)]
 
 
 def test_what_to_recompute_is_kept_where_it_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "FREE_S", 0.3)
+    monkeypatch.setattr(advised, "FREE_S", 0.3)
     asked: dict[str, Any] = {"pp": 4, "tp": 2, "microbatch": 1, "chunks": 1, "zero": 1}
     asked |= {"schedules": names_in("megatron"), "recompute": ("full",)}
     found = advise(*DENSE, 8, 16, 4096, time_limit=60, **asked)
-    _, row = family.plan_in("megatron", found, 60.0, {"recompute": ("full",)})
+    _, row = advised.plan_in("megatron", found, 60.0, {"recompute": ("full",)})
     assert row.choice.recompute == "full"
-    _, free = family.plan_in("megatron", found, 60.0, {"recompute": None})
+    _, free = advised.plan_in("megatron", found, 60.0, {"recompute": None})
     assert free.iteration_ns < row.iteration_ns
     # where nothing better is found, the best row is told, and its split is searched with the levels that it may have
-    monkeypatch.setattr(family, "_near", lambda *_: iter(()))
-    answer, row = family.plan_in("megatron", found, 60.0, {"recompute": None})
+    monkeypatch.setattr(advised, "_near", lambda *_: iter(()))
+    answer, row = advised.plan_in("megatron", found, 60.0, {"recompute": None})
     assert row is found.rows[0]
     assert answer["free_ns"] < answer["told_iteration_ns"]
 
@@ -99,16 +99,16 @@ def test_an_interrupted_search_answers_with_what_it_has(monkeypatch: pytest.Monk
         yield better
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(family, "_near", interrupted)
-    answer, row = family.plan_in("megatron", found, 60.0, {"recompute": None})
+    monkeypatch.setattr(advised, "_near", interrupted)
+    answer, row = advised.plan_in("megatron", found, 60.0, {"recompute": None})
     assert row is better
     assert answer["interrupted"]
     assert "free_ns" not in answer
-    assert family.with_row(found, row, True).interrupted
+    assert advised.with_row(found, row, True).interrupted
 
-    monkeypatch.setattr(family, "_near", lambda *_: iter(()))
-    monkeypatch.setattr(family, "_free", lambda *_: next(interrupted_at_once()))
-    answer, row = family.plan_in("megatron", found, 60.0, {"recompute": None})
+    monkeypatch.setattr(advised, "_near", lambda *_: iter(()))
+    monkeypatch.setattr(advised, "_free", lambda *_: next(interrupted_at_once()))
+    answer, row = advised.plan_in("megatron", found, 60.0, {"recompute": None})
     assert row is found.rows[0]
     assert answer["interrupted"]
     assert answer["command"]

@@ -9,7 +9,8 @@ from functools import cache
 from shlex import quote
 from typing import Any, get_type_hints
 
-from ...option_fields import how, options_of
+from ...errors import OptPipeError
+from ...option_fields import Option, how, options_of
 from ...units import size_text
 from .groups import RUN, VARY
 from .kinds import by, count, counts, names
@@ -60,6 +61,23 @@ def given(arguments: Any, *kinds: type) -> dict[str, Any]:
     return {name: typed[name] for name in options_of(*kinds) if name in typed}
 
 
+def same(arguments: Any, *names: str) -> dict[str, Any]:
+    """Return options of a command as keywords of a function that has the same."""
+    return {name: getattr(arguments, name) for name in names}
+
+
+def refuse_options(arguments: Any, *names: str, why: str) -> None:
+    """Refuse options that were given.
+
+    Raises:
+        OptPipeError: names the option and says `why`.
+    """
+    for name in names:
+        if getattr(arguments, name, None):
+            flag = name.removeprefix("window_").replace("_", "-")
+            raise OptPipeError(f"--{flag}: {why}")
+
+
 def as_words(arguments: Any, kind: type, only: Iterable[str]) -> list[str]:
     """Return the options of a dataclass that a command was given, as another command takes them: those
     that are not as usual."""
@@ -96,7 +114,7 @@ def as_given(arguments: Any, *names: str) -> str:
 
 def _flag(one: Field[Any]) -> str:
     no = "no-" if how(one).off else ""
-    return f"--{no}{one.name.replace('_', '-')}"
+    return f"--{how(one).flag or no + one.name.replace('_', '-')}"
 
 
 _annotations = cache(get_type_hints)  # which evaluates those of all fields
@@ -113,7 +131,7 @@ def _keywords(kind: type, one: Field[Any], changes: dict[str, Any]) -> dict[str,
         {"required": True} if one.default is MISSING else {"default": one.default}
     )
     found |= {"metavar": said.metavar, "choices": said.choices or None, **changes}
-    found["help"] = _percent(changes.get("help") or _with_default(said.help, found.get("default")))
+    found["help"] = _percent(changes.get("help") or _with_default(said, found.get("default")))
     if said.bare is not None:
         found |= {"nargs": "?", "const": said.bare}
     if "type" not in changes:
@@ -142,16 +160,15 @@ def _some_of(choices: tuple[int, ...]) -> Callable[[str], tuple[int, ...]]:
     return read
 
 
-def _with_default(help: str, usual: Any) -> str:
+def _with_default(said: Option, usual: Any) -> str:
     """Return a help with the default in brackets, unless it says it."""
+    help = said.help
     if not isinstance(usual, int | float | str) or usual == "" or "default:" in help:
         return help
+    share = (said.metavar or "").endswith("%")
+    text = f"{usual:.0%}" if share else f"{usual:g}" if isinstance(usual, float) else str(usual)
     first, dot, rest = help.partition(". ")
-    return (
-        f"{first} ({usual:g}){dot}{rest}"
-        if isinstance(usual, float)
-        else f"{first} ({usual}){dot}{rest}"
-    )
+    return f"{first} ({text}){dot}{rest}"
 
 
 def _percent(text: str) -> str:

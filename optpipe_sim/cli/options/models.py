@@ -7,11 +7,11 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...costs.layout import Layout
+from ...costs.layout import Layout, layer_list
 from ...costs.work import Work
 from ...errors import OptPipeError
 from .fields import add_fields, given
-from .shared import add_execution
+from .shared import add_execution, add_flags
 
 if TYPE_CHECKING:
     from ...costs.calibrate import Calibration
@@ -59,11 +59,8 @@ def add_work(parser: argparse.ArgumentParser, *only: str, **changes: Any) -> Non
         metavar="X",
         help="an expert gets at most X times the mean of tokens, others are dropped (default: none are)",
     )
-    parser.add_argument(
-        "--pad-to-capacity",
-        action="store_true",
-        help="with --capacity-factor: every expert computes as many tokens",
-    )
+    padded = "with --capacity-factor: every expert computes as many tokens"
+    add_flags(parser, ("pad-to-capacity", padded))
 
 
 def run_options(arguments: argparse.Namespace, model: Model) -> dict[str, Any]:
@@ -82,6 +79,11 @@ def _imbalance_of(arguments: argparse.Namespace, model: Model) -> Imbalance:
     else:  # it is chosen
         said = for_any_ep(arguments.imbalance, model.experts)
     return said.within(arguments.capacity_factor, arguments.pad_to_capacity)
+
+
+def add_layers(parser: argparse.ArgumentParser, help: str) -> None:
+    """``--layers`` of a model as it is, without marks."""
+    add_fields(parser, Layout, "layers", layers={"read": layer_list, "help": help})
 
 
 def add_levels(parser: argparse.ArgumentParser) -> None:

@@ -24,9 +24,15 @@ def add_numbers(
         )
 
 
+def add_flags(parser: ArgumentParser, *rows: tuple[str, str]) -> None:
+    """Add options without a value: the name and the help of each."""
+    for name, help in rows:
+        parser.add_argument(f"--{name}", action="store_true", help=help)
+
+
 def add_outputs(parser: ArgumentParser, *rows: tuple[str, str, str], **more: Any) -> None:
-    """Add options that name what is written: the name, what stands for it (by which `outputs.files` knows pictures,
-    pages and folders) and the help of each."""
+    """Add options that name what is written: the names of each, what stands for its value (by which `outputs.files`
+    knows pictures, pages and folders) and its help."""
     for names, metavar, help in rows:
         flags = [name if name.startswith("-") else f"--{name}" for name in names.split()]
         action = parser.add_argument(*flags, metavar=metavar, help=help, **more)

@@ -18,7 +18,7 @@ from .kinds import (
     whole,
     yes_or_no,
 )
-from .shared import add_execution
+from .shared import add_execution, add_flags
 
 # how the options of `solve` are typed, where the command line has them otherwise than Python
 _TYPED: dict[str, dict[str, Any]] = {
@@ -50,11 +50,7 @@ def add_search(parser: ArgumentParser, *more: str, **helps: str) -> None:
     """Add the options of a search, those of every one and `more`."""
     add_execution(parser)
     add_of_solve(parser, *_OF_ALL, *more, **helps)
-    parser.add_argument(
-        "--no-cache",
-        action="store_true",
-        help="neither start from cached schedules nor cache the result",
-    )
+    add_flags(parser, ("no-cache", "neither start from cached schedules nor cache the result"))
 
 
 def add_objective(parser: ArgumentParser) -> None:

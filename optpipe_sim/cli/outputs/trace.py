@@ -1,10 +1,14 @@
-"""The files that commands write for a trace, and the page that several commands write."""
+"""The files that several commands write: of a trace, pages, profiles, tables."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from ...files import write_text
 
 if TYPE_CHECKING:
     from ...profile import CostProfile
@@ -60,6 +64,15 @@ def write_page(
 def write_trace_page(arguments: argparse.Namespace, trace: Trace) -> dict[str, str]:
     """Write the page of a trace if it is requested."""
     return write_page(arguments, lambda page, command: page.of(trace, command=command))
+
+
+def write_rows(path: str, heads: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
+    """Write a CSV with a column per head; what a row does not have, or is None, is an empty cell."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, heads, extrasaction="ignore", lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def write_profile(

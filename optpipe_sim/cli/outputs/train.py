@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...units import format_size, format_time
+from .trace import write_rows
 
 if TYPE_CHECKING:
     from ...runtime.train.task import TrainTask
@@ -94,15 +95,15 @@ def _switch(switch: _Row) -> str:
     )
 
 
-def csv_text(rows: Sequence[_Row], losses: Sequence[float] | None) -> str:
-    """Return the CSV, a line per step."""
-    keys = ["step", "loss", "epoch", "makespan_ns", "wall_ns", "between_ns"]
-    lines = [",".join([*keys, "usual", "loss_unpipelined"])]
-    for at, row in enumerate(rows):
-        other = "" if losses is None else repr(losses[at])
-        cells = [repr(row[key]) for key in keys]
-        lines.append(",".join([*cells, str(int(row["usual"])), other]))
-    return "\n".join(lines) + "\n"
+def write_steps(path: str, rows: Sequence[_Row], losses: Sequence[float] | None) -> None:
+    """Write the CSV, a line per step."""
+    keys = ("step", "loss", "epoch", "makespan_ns", "wall_ns", "between_ns", "usual")
+    beside = [None] * len(rows) if losses is None else losses
+    each = (
+        {**row, "usual": int(row["usual"]), "loss_unpipelined": loss}
+        for row, loss in zip(rows, beside, strict=False)
+    )
+    write_rows(path, (*keys, "loss_unpipelined"), each)
 
 
 def markdown(arguments: argparse.Namespace, task: TrainTask, answer: _Row) -> str:

@@ -15,7 +15,8 @@ from ...profile import CostProfile
 from ...schedule import Schedule
 from ...sim.lower import Lowered, lower
 from ..model.plan import Plan
-from .verdict import GRADIENT_TOLERANCE, Tolerances
+from ..settings import Tolerances
+from .verdict import GRADIENT_TOLERANCE
 
 
 def plan_of(

@@ -22,6 +22,7 @@ from ...sim.interference import Interference, replay_with_interference
 from ...trace import Trace
 from ...units import counted, format_size, format_time
 from ..measure.footprint import OPS
+from ..settings import Tolerances
 
 BOUND = 0.9  # of an op's duration: the host issues no faster than the device works
 # Of the largest entry of a gradient: where kernels and their order are the same it is 0.
@@ -131,23 +132,6 @@ def _part(data: Any, key: str) -> Mapping[str, Any]:
     """Return a mapping in another; an empty one where there is none."""
     found = data.get(key) if isinstance(data, Mapping) else None
     return found if isinstance(found, Mapping) else {}
-
-
-@dataclass(frozen=True)
-class Tolerances:
-    """What still counts as predicted.
-
-    Attributes:
-        time: of the makespan, as a share of it.
-        memory, memory_bytes: of each rank's peak beyond what is static: a share, plus bytes.
-        gradient: of each gradient, as a share of its largest entry (0: bit by bit); None: by the dtype,
-            see `GRADIENT_TOLERANCE`.
-    """
-
-    time: float = 0.05
-    memory: float = 0.05
-    memory_bytes: int = 2**19
-    gradient: float | None = None
 
 
 @dataclass(frozen=True)

@@ -14,51 +14,16 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ...errors import OptPipeError
 from ...ops import BW, B, W
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...sim import simulate
 from ...solvers.online import SolverProcess
 from ..measure.insitu import Sample, Window, drift, measured_profile
+from ..settings import Online
 
 TURN_S = 0.1  # how often the solver is polled
 BEHIND = 10  # the solver's niceness, so that training goes first
-
-
-@dataclass(frozen=True)
-class Online:
-    """How to search for a better schedule.
-
-    Attributes:
-        warmup: iterations measured before the costs are used; medians are over as many.
-        min_gain: the share of the predicted time that a switch has to save.
-        drift: the change of an op, in shares of its stage's compute time per microbatch, at which
-            costs are measured again and the solver is restarted.
-        solver_s, workers, seed: of the solver.
-        exact: propose only schedules in which every stage adds up its weight gradients in the order
-            of microbatches: then the losses are bitwise those of any other such schedule. Without
-            it they are equal up to rounding.
-        settle_s: a schedule is proposed once the solver is done, or has found nothing better for this
-            long, so that switches are few.
-    """
-
-    warmup: int = 10
-    min_gain: float = 0.01
-    drift: float = 0.5
-    solver_s: float = 20.0
-    workers: int = 1
-    seed: int = 0
-    exact: bool = True
-    settle_s: float = 2.0
-
-    def __post_init__(self) -> None:
-        if self.warmup < 1:
-            raise OptPipeError(f"warmup: must be at least 1 iteration, got {self.warmup}")
-        if self.min_gain < 0 or not self.drift > 0:
-            raise OptPipeError(
-                f"min gain: must be at least 0, and drift above 0; got {self.min_gain}, {self.drift}"
-            )
 
 
 @dataclass(frozen=True)

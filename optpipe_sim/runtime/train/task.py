@@ -19,7 +19,8 @@ from ..checkpoint import NAME, published
 from ..model.plan import Plan, model_shape
 from ..model.tokens import Tokens
 from ..program.program import Prepared, check_tier, check_whole, prepare
-from .planner import Online, Planner
+from ..settings import Online
+from .planner import Planner
 
 NEWS, STOP = "news.jsonl", "stop"
 

@@ -17,7 +17,8 @@ from optpipe_sim.profile import CostProfile
 from optpipe_sim.runtime.measure.insitu import Sample, sample
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.tokens import Tokens
-from optpipe_sim.runtime.train.planner import Online, Proposal
+from optpipe_sim.runtime.settings import Online
+from optpipe_sim.runtime.train.planner import Proposal
 from optpipe_sim.runtime.train.task import TrainTask
 from optpipe_sim.runtime.train.trainer import Prepared
 from optpipe_sim.schedule import Schedule

@@ -29,12 +29,12 @@ from optpipe_sim.runtime.confirm.case import Case, free_bytes, plan_of
 from optpipe_sim.runtime.confirm.confirm import confirm
 from optpipe_sim.runtime.confirm.verdict import (
     Gradients,
-    Tolerances,
 )
 from optpipe_sim.runtime.execute.launch import Ranks
 from optpipe_sim.runtime.measure.fake import fake_profile
 from optpipe_sim.runtime.measure.machine import provenance
 from optpipe_sim.runtime.model.plan import Plan
+from optpipe_sim.runtime.settings import Tolerances
 from optpipe_sim.sim.lower import lower
 
 MODEL = Model("tiny", 4, 32, 4, 50, kv_heads=2, ffn=48, tied=True)

@@ -14,11 +14,11 @@ from optpipe_sim.ops import B, F, Op, parse_op
 from optpipe_sim.runtime.confirm.one_device import message_arrivals
 from optpipe_sim.runtime.confirm.verdict import (
     Confirmation,
-    Tolerances,
     compare_gradients,
     conditions,
     peaks_after_ops,
 )
+from optpipe_sim.runtime.settings import Tolerances
 from optpipe_sim.sim.difference import compare_traces
 from optpipe_sim.sim.lower import lower
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ....costs.layout import Layout
 from ....costs.work import Work
 from ....errors import OptPipeError
-from ....files import write_text
 from ....units import format_size, format_time
-from ...options.fields import add_fields, add_several
+from ...options.fields import add_fields, add_several, same
 from ...options.groups import VARY
 from ...options.kinds import count, counts, names, real_size
 from ...options.models import (
@@ -28,9 +25,8 @@ from ...options.models import (
 )
 from ...options.shared import add_family, add_outputs, page_of
 from ...options.solving import add_of_solve
-from ...outputs.trace import write_page, write_profile
+from ...outputs.trace import write_page, write_profile, write_rows
 from ..search.common import COMPILING
-from . import family
 from .closer_look import AS_RUN, next_commands
 
 if TYPE_CHECKING:
@@ -123,6 +119,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     """Search, show, write."""
     from ....costs.advise.advise import advise
     from ....costs.advise.hints import hints_for
+    from ....frameworks import advised
     from ...outputs.show import show_hints
 
     if arguments.scripts and arguments.family != "megatron":
@@ -130,7 +127,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     model, machine, fitted = model_and_machine(arguments)
     options = run_options(arguments, model)
     del options["seq"]
-    options |= family.restrictions(arguments.family, vars(arguments), model.experts > 0)
+    options |= advised.restrictions(arguments.family, vars(arguments), model.experts > 0)
     with out.progress("advising") as progress:
         found = advise(
             model,
@@ -138,44 +135,39 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             arguments.gpus,
             arguments.global_batch,
             arguments.seq,
-            top=arguments.top,
-            time_limit=arguments.time_limit * family.share_of_splits(arguments.family),
-            memory_limit=arguments.memory_limit,
-            treatments=arguments.treatments,
-            per_stage=arguments.per_stage,
-            seed=arguments.seed,
+            time_limit=arguments.time_limit * advised.share_of_splits(arguments.family),
             calibration=fitted,
             on_progress=progress,
             on_wait=lambda: out.wait(COMPILING),
-            pp=arguments.pp,
-            execution=arguments.execution,
+            **same(arguments, "top", "memory_limit", "treatments", "per_stage", "seed"),
+            **same(arguments, "pp", "execution"),
             **options,
         )
     if arguments.family:
         seconds = 0.0 if found.interrupted else arguments.time_limit - found.seconds
         began = time.monotonic()
-        plan, best = family.plan_in(arguments.family, found, seconds, vars(arguments))
-        found = family.with_row(found, best, plan.get("interrupted", False))
+        plan, best = advised.plan_in(arguments.family, found, seconds, vars(arguments))
+        found = advised.with_row(found, best, plan.get("interrupted", False))
         found = replace(found, seconds=found.seconds + time.monotonic() - began)
     else:
-        plan, best = family.plan_over_slices(found), found.rows[0]
+        plan, best = advised.plan_over_slices(found), found.rows[0]
     files: dict[str, str] = {}
     commands = next_commands(arguments, best)
     left_s = 0.0 if found.interrupted else HINTS_SHARE * arguments.time_limit
-    check = partial(family.told_to, arguments.family)
+    check = partial(advised.told_to, arguments.family)
     hints = hints_for(found.question, best, left_s, searched=True, check=check)
     hinted = {"hints": [one.to_json() for one in hints]}
     try:
         _write(arguments, found, best, files)
         if arguments.scripts:
-            scripts, unsaid = family.write_scripts(arguments.scripts, found, best)
+            scripts, unsaid = advised.write_scripts(arguments.scripts, found, best)
             files |= scripts
             plan = {**plan, "notes": [*plan["notes"], *unsaid]}
     finally:  # the answer is given even if a file cannot be written
         out.result({**found.to_json(), **plan, **hinted, "files": files, "next": commands})
         _show(out, found, best)
         show_hints(out, hints)
-        family.show(out, plan)
+        _show_plan(out, plan)
         out.written(files)
         for command in commands:
             out.next(command, code=True)
@@ -190,7 +182,7 @@ def _slices(text: str) -> str | int | tuple[int, ...]:
 def _write(arguments: argparse.Namespace, found: Advice, best: Row, files: dict[str, str]) -> None:
     """Write the requested files, and note each in `files`; `best`: the plan that was told."""
     if arguments.csv:
-        write_text(arguments.csv, _table_of_points(found))
+        _write_points(arguments.csv, found)
         files[arguments.csv] = f"{len(found.points)} configurations"
     if arguments.chart:
         from ....plot.advise import advice_chart
@@ -207,31 +199,25 @@ def _write(arguments: argparse.Namespace, found: Advice, best: Row, files: dict[
         files[arguments.save] = "the schedule of the plan"
 
 
-def _table_of_points(found: Advice) -> str:
-    from dataclasses import asdict
-
-    text = io.StringIO()
+def _write_points(path: str, found: Advice) -> None:
+    """Write every configuration that was replayed, the fastest that fit first."""
     keys = [*asdict(found.rows[0].choice), "schedule", "iteration_ns", "peak_bytes", "fits"]
-    table = csv.DictWriter(text, keys, lineterminator="\n")
-    table.writeheader()
-    for point in sorted(found.points, key=lambda point: (not point.fits, point.iteration_ns)):
-        table.writerow(
-            {
-                **asdict(point.choice),
-                "schedule": point.schedule,
-                "iteration_ns": round(point.iteration_ns),
-                "peak_bytes": point.peak_bytes,
-                "fits": str(point.fits).lower(),
-            }
-        )
-    return text.getvalue()
+    rows = (
+        {
+            **asdict(point.choice),
+            "schedule": point.schedule,
+            "iteration_ns": round(point.iteration_ns),
+            "peak_bytes": point.peak_bytes,
+            "fits": str(point.fits).lower(),
+        }
+        for point in sorted(found.points, key=lambda point: (not point.fits, point.iteration_ns))
+    )
+    write_rows(path, keys, rows)
 
 
 def _table(found: Advice) -> Table:
     """Print a row per plan, the fastest first; plans that are equally likely to be the fastest are
     not dimmed."""
-    from dataclasses import asdict
-
     from ....costs.advise.rows import limited_by
     from ...outputs.show import plain_table
 
@@ -375,6 +361,25 @@ def _show_search(out: Out, found: Advice) -> None:
             f" {format_time(found.hope_ns or 0)}; more with --time-limit",
             style="dim",
         )
+
+
+def _show_plan(out: Out, plan: dict[str, Any]) -> None:
+    """Print the plan, what the family costs, and the options to paste."""
+    if "told" in plan:
+        text = f"{plan['told']}: {format_time(plan['told_iteration_ns'])}, MFU {plan['told_mfu_causal']:.1%},"
+        out.line("plan", f"{text} {format_size(plan['told_peak_bytes'])}")
+    if "free_ns" in plan:
+        slower = f"{plan['slower_than_free']:+.1%}"
+        out.line("free of the family", f"{format_time(plan['free_ns'])} (the plan: {slower})")
+        bound = format_time(plan["layout_bound_ns"])
+        text = f"{bound}, for any schedule and layout of this split and chunks"
+        if "memory" in plan["layout_bound_by"]:
+            text += "; it counts their work alone, not the cost of fitting the memory"
+        out.line("bound", text)
+    for note in plan.get("notes", ()):
+        out.text(f"note: {note}")
+    if plan.get("command"):
+        out.text(plan["command"])
 
 
 def parts_text(parts: dict[str, float]) -> str:

@@ -15,7 +15,7 @@ from ....costs.work import Work
 from ....errors import OptPipeError
 from ....option_fields import how, options_of
 from ....units import counted, format_parameters, format_size, format_time
-from ...options.fields import add_fields, as_words
+from ...options.fields import add_fields, as_words, same
 from ...options.kinds import count, positive, real_size
 from ...options.models import (
     PIPELINE,
@@ -29,7 +29,6 @@ from ...options.shared import add_outputs
 from ...outputs.trace import write_profile
 from ...status import DONE, NO
 from .closer_look import AS_RUN
-from .family import told_to
 
 if TYPE_CHECKING:
     from ....costs.advise.evaluate import Evaluation
@@ -170,6 +169,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     """Predict, compare, show, write."""
     from ....costs.advise.evaluate import evaluate
     from ....costs.measured import require_tokens
+    from ....frameworks.advised import told_to
     from ...inputs import named
 
     model, machine, fitted = model_and_machine(arguments)
@@ -193,14 +193,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             machine,
             arguments.gpus,
             arguments.seq,
-            microbatches=arguments.microbatches,
-            global_batch=arguments.global_batch,
-            pp=arguments.pp,
-            schedule=arguments.schedule,
-            execution=arguments.execution,
-            **options,
-            memory_limit=arguments.memory_limit,
             calibration=fitted,
+            **same(arguments, "microbatches", "global_batch", "pp", "schedule", "execution"),
+            **same(arguments, "memory_limit"),
+            **options,
         )
         found = again(
             measured_ns=_measured_ns(arguments),

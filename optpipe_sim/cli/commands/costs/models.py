@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ....units import format_parameters
+from ...options.shared import add_flags
 from .listing import add_listing, having, print_template, show_listing
 
 if TYPE_CHECKING:
@@ -18,9 +19,7 @@ SUMMARY = "list the models that are known by name"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `models`."""
     add_listing(parser, "name or source", "each shape")
-    parser.add_argument(
-        "--template", action="store_true", help="print a commented model file, to be filled in"
-    )
+    add_flags(parser, ("template", "print a commented model file, to be filled in"))
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:

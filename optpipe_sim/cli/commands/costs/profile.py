@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ....costs.layout import Layout, layer_list
 from ....errors import OptPipeError
 from ....units import format_size, format_time
-from ...options.fields import add_fields
+from ...options.fields import same
 from ...options.kinds import MOST_REPEATS, count, count_to, counts, whole
-from ...options.models import add_levels, add_model, level_list
+from ...options.models import add_layers, add_levels, add_model, level_list
 from ...options.shared import add_numbers, add_outputs
 from ...outputs.trace import write_profile
 
@@ -59,8 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", metavar="TYPE", help="fp32, bf16 or fp16; default: fp32 on cpu, else bf16"
     )
-    layers = {"read": layer_list, "help": "layers per stage; default: balanced"}
-    add_fields(parser, Layout, "layers", layers=layers)
+    add_layers(parser, "layers per stage; default: balanced")
     parser.add_argument(
         "--slices",
         type=counts,
@@ -111,14 +109,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     plan = Plan(
         model,
         arguments.stages,
-        arguments.chunks,
-        arguments.seq,
-        arguments.microbatch,
-        arguments.dtype or ("fp32" if arguments.device == "cpu" else "bf16"),
-        arguments.layers,
-        arguments.seed,
-        arguments.optimizer_bytes,
-        slices,
+        dtype=arguments.dtype or ("fp32" if arguments.device == "cpu" else "bf16"),
+        slices=slices,
+        **same(arguments, "chunks", "seq", "microbatch", "layers", "seed", "optimizer_bytes"),
     )
     with out.progress("profiling") as progress:
         if fake:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from ...options.fields import same
 from ...options.kinds import names
 from ...options.shared import (
     add_family,
@@ -81,12 +82,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             profile,
             arguments.microbatches,
             wanted,
-            objective=arguments.objective,
-            time_limit=arguments.time_limit,
-            treatments=arguments.treatments,
-            family=arguments.family,
-            per_stage=arguments.per_stage,
             progress=progress,
+            **same(arguments, "objective", "time_limit", "treatments", "family", "per_stage"),
         )
     files: dict[str, str] = {}
     try:

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ...options.shared import (
+    add_flags,
     add_objective_of_schedule,
     add_outputs,
     add_profile,
@@ -33,11 +34,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_schedule(parser)
     add_profile(parser)
     parser.add_argument("--op", metavar="F3.7", help="why this op starts when it does")
-    parser.add_argument(
-        "--solution",
-        action="store_true",
-        help="what it offloads, and how much of its idle time any schedule must have",
-    )
+    solution = "what it offloads, and how much of its idle time any schedule must have"
+    add_flags(parser, ("solution", solution))
     chart = "draw that idle time, and the forced part (.png .svg .pdf)"
     add_outputs(parser, ("chart", "F.png", chart))
     add_objective_of_schedule(parser)

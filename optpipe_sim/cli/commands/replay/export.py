@@ -7,13 +7,18 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from ....costs.layout import Layout, layer_list
 from ....errors import InvalidSchedule, OptPipeError
 from ....files import write_together
 from ....units import format_size
-from ...options.fields import add_fields
 from ...options.kinds import framework
-from ...options.shared import add_outputs, add_profile, add_schedule, add_schedule_problem
+from ...options.models import add_layers
+from ...options.shared import (
+    add_flags,
+    add_outputs,
+    add_profile,
+    add_schedule,
+    add_schedule_problem,
+)
 from ...status import DONE
 from ..examples import OFFLOADING
 from . import export_plan
@@ -58,23 +63,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     usual = "the schedule's name with the ending of the format, unless there is such a file"
     add_outputs(parser, ("-o --out", "FILE", f"the file; default: {usual}"))
-    parser.add_argument(
-        "--force", action="store_true", help="overwrite a file that has the default name"
-    )
+    add_flags(parser, ("force", "overwrite a file that has the default name"))
     parser.set_defaults(default_endings=FORMATS)
+    but = "which torch-csv cannot express: the schedule then needs more memory"
     for name, what in LEAVES_OUT.items():
-        parser.add_argument(
-            f"--without-{name}",
-            action="store_true",
-            help=f"leave out {what}, which torch-csv cannot express: the schedule then needs more memory",
-        )
+        add_flags(parser, (f"without-{name}", f"leave out {what}, {but}"))
     parts = "with torch-csv: write the names of the modules of each stage; needs PROFILE"
     add_outputs(parser, ("parts", "F.json", parts))
-    layers = {
-        "read": layer_list,
-        "help": "decoder layers of each stage, in model order (default: what the profile says)",
-    }
-    add_fields(parser, Layout, "layers", layers=layers)
+    add_layers(
+        parser, "decoder layers of each stage, in model order (default: what the profile says)"
+    )
     export_plan.add_options(parser)
     add_schedule_problem(parser)
 

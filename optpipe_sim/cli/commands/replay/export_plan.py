@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidSchedule, OptPipeError
 from ....files import write_mapping, write_text
-from ...options.shared import add_outputs
+from ...options.shared import add_flags, add_outputs
 from ...status import DONE
 
 if TYPE_CHECKING:
@@ -34,19 +34,15 @@ NAMES = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of these formats."""
-    parser.add_argument(
-        "--nearest",
-        action="store_true",
-        help="megatron, torchtitan, graph-trainer, te: export the nearest plan that the framework can run, and"
-        " report what is lost; without this a schedule is exported exactly or not at all",
+    nearest = (
+        "megatron, torchtitan, graph-trainer, te: export the nearest plan that the framework can run, and report what is"
+        " lost; without this a schedule is exported exactly or not at all"
     )
+    add_flags(parser, ("nearest", nearest))
     order = "torchtitan, graph-trainer: the file for the order, if torch has no such schedule"
     add_outputs(parser, ("csv", "F.csv", order))
-    parser.add_argument(
-        "--offload-modules",
-        metavar="A,B,...",
-        help="megatron: whose inputs are offloaded (default: all that can be)",
-    )
+    modules = "megatron: whose inputs are offloaded (default: all that can be)"
+    parser.add_argument("--offload-modules", metavar="A,B,...", help=modules)
     add_outputs(parser, ("script", "F.sh", "megatron: write a script that starts the plan"))
 
 
@@ -68,7 +64,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         )
     answer = {**data, **found.to_json()}
     for path, text in files.items():
-        _write(path, text)
+        write_text(path, text)
     write_mapping(arguments.out, {"format": arguments.format, **answer})
     paths = dict.fromkeys(files, WRITES.get(arguments.format, "the order of ops"))
     out.result(
@@ -91,10 +87,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         out.line("note", note)
     out.written({arguments.out: f"the plan for {NAMES[arguments.format]}", **paths})
     return DONE
-
-
-def _write(path: str, text: str) -> None:
-    write_text(path, text)
 
 
 _Made = tuple["Nearest", dict[str, Any], dict[str, str]]

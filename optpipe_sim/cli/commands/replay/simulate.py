@@ -5,9 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ....errors import NoSolution, OptPipeError, OutOfMemory
+from ....errors import NoSolution, OutOfMemory
 from ....units import format_size, format_time
-from ...options.shared import add_outputs, add_pictures, add_profile, add_schedule_problem
+from ...options.fields import refuse_options
+from ...options.shared import (
+    add_outputs,
+    add_pictures,
+    add_profile,
+    add_schedule_problem,
+)
 from ...options.solving import add_objective
 from ...status import DONE, NO
 from ..examples import PROFILE
@@ -96,10 +102,7 @@ def _forwards(
     from ....sim.forwards import forward_pass
     from ...outputs import show
 
-    for name in NOT_FORWARD:
-        if getattr(arguments, name, None):
-            option = name.removeprefix("window_").replace("_", "-")
-            raise OptPipeError(f"--{option}: is nothing for --forward-only")
+    refuse_options(arguments, *NOT_FORWARD, why="is nothing for --forward-only")
     found = forward_pass(schedule, profile)
     files = {}
     if arguments.gantt:

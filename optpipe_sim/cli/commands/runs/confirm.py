@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from ....costs.layout import Layout, layer_list
 from ....errors import OptPipeError, RuntimeFault
+from ....option_fields import options_of
 from ....processes.signals import sigterm_as_ctrl_c
 from ....processes.torchrun import torchrun_rank
-from ...options.fields import add_fields
+from ....runtime.settings import Tolerances
+from ...options.fields import add_fields, given, same
 from ...options.kinds import MOST_REPEATS, count, count_to, share, whole
+from ...options.models import add_layers
 from ...options.shared import (
+    add_flags,
     add_numbers,
     add_outputs,
     add_profile,
@@ -79,31 +82,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", metavar="TYPE", help="fp32, bf16 or fp16; default: the profile's"
     )
-    layers = {"read": layer_list, "help": "layers per stage; default: the profile's"}
-    add_fields(parser, Layout, "layers", layers=layers)
+    add_layers(parser, "layers per stage; default: the profile's")
     add_numbers(parser, ("seed", 0, "of the batch"), kind=whole)
-    for name, usual, text in (
-        ("time", "5%", "makespan may be from the predicted one"),
-        ("memory", "5%", "peak of a rank may be above the predicted one, 0.5 MiB aside"),
-        ("gradient", None, "gradient may be off, of its largest entry"),
-    ):
-        default = f" (default: {usual})" if usual else " (default: 1e-5; bf16 2%, fp16 0.5%)"
-        parser.add_argument(
-            f"--{name}-tolerance",
-            metavar="SHARE",
-            type=share,
-            default=usual and share(usual),
-            help=f"how far the {text}{default}".replace("%", "%%"),
-        )
-    parser.add_argument(
-        "--memory-fraction",
-        action="store_true",
-        help="loop on cuda: no more can be allocated than the limit allows",
-    )
-    parser.add_argument(
-        "--deterministic",
-        action="store_true",
-        help="choose kernels that give the same gradients every time (slower; the times are theirs)",
+    shares = {name: {"type": share} for name in options_of(Tolerances)}
+    add_fields(parser, Tolerances, group="", **shares)
+    kernels = "kernels that give the same gradients every time (slower; the times are theirs)"
+    add_flags(
+        parser,
+        ("memory-fraction", "loop on cuda: no more can be allocated than the limit allows"),
+        ("deterministic", f"choose {kernels}"),
     )
     runs = "add the measured time to a list of runs, to which `executions --fit` fits how this machine issues work"
     add_outputs(
@@ -134,7 +121,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     need_torch("confirm")
     from ....runtime.confirm.case import Case, plan_of
     from ....runtime.confirm.confirm import confirm, task_of
-    from ....runtime.confirm.verdict import Tolerances
     from ....runtime.device import check_device, prepare_cuda
     from ....runtime.execute.launch import JoinedRanks
 
@@ -146,11 +132,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         plan = plan_of(
             profile,
             _model(arguments),
-            seq=arguments.seq,
-            microbatch=arguments.microbatch,
-            dtype=arguments.dtype,
-            layers=arguments.layers,
             slices=schedule.shape.slices,
+            **same(arguments, "seq", "microbatch", "dtype", "layers"),
         )
     elif arguments.stretch > 1:
         profile = profile.scale(*(arguments.stretch,) * 3)
@@ -158,17 +141,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         schedule,
         profile,
         plan=plan,
-        device=arguments.device,
-        iterations=arguments.iterations,
-        sweeps=arguments.sweeps,
-        tolerances=Tolerances(
-            arguments.time_tolerance,
-            arguments.memory_tolerance,
-            gradient=arguments.gradient_tolerance,
-        ),
+        tolerances=Tolerances(**given(arguments, Tolerances)),
         cap_memory=arguments.memory_fraction,
-        seed=arguments.seed,
-        kineto=arguments.kineto,
+        **same(arguments, "device", "iterations", "sweeps", "seed", "kineto"),
     )
     ranks = None
     if torchrun_rank() is not None:

@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....costs.layout import Layout, layer_list
 from ....errors import OptPipeError
 from ....files import read_bytes, write_text
 from ....processes.signals import sigterm_as_ctrl_c
+from ....runtime.settings import Online
 from ....units import counted, format_time
-from ...options.fields import add_fields
+from ...options.fields import add_fields, given, same
 from ...options.kinds import count, percent, positive, seconds, size, whole
-from ...options.models import add_levels, add_model, level_list
-from ...options.shared import add_numbers, add_outputs
+from ...options.models import add_layers, add_levels, add_model, level_list
+from ...options.shared import add_flags, add_numbers, add_outputs
 from ..costs.profile import need_torch
 
 if TYPE_CHECKING:
@@ -58,11 +58,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("steps", 300, "of the optimizer"),
         ("seq", 64, "tokens per sequence"),
         ("microbatch", 4, "sequences per microbatch"),
-        ("warmup", 10, "iterations that costs are measured over"),
-        ("every", 100, "steps between checkpoints"),
     )
-    layers = {"read": layer_list, "help": "layers per stage; default: balanced"}
-    add_fields(parser, Layout, "layers", layers=layers)
+    add_fields(parser, Online, "warmup", group="")
+    add_numbers(parser, ("every", 100, "steps between checkpoints"))
+    add_layers(parser, "layers per stage; default: balanced")
     add_levels(parser)
     add_numbers(parser, ("seed", 0, "of weights, data and searches"), kind=whole)
     parser.add_argument("--lr", type=positive, default=3e-3, metavar="X", help="of AdamW (0.003)")
@@ -71,42 +70,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="text to train on, byte by byte; default: the output of a Markov chain",
     )
-    parser.add_argument(
-        "--no-switch", action="store_true", help="keep the schedule: neither solve nor watch"
-    )
-    parser.add_argument(
-        "--min-gain",
-        type=percent,
-        default=0.01,
-        metavar="X%",
-        help="what a switch has to save by prediction (1%%)",
-    )
-    parser.add_argument(
-        "--drift",
-        type=percent,
-        default=0.5,
-        metavar="X%",
-        help="measure and solve again when an op changes by this share of its stage's compute time (50%%)",
-    )
-    parser.add_argument(
-        "--solver-time", type=seconds, default=20.0, metavar="SECONDS", help="per solve (20)"
-    )
-    parser.add_argument(
-        "--any-order",
-        action="store_true",
-        help="also schedules that add up gradients in another order: losses equal up to rounding",
-    )
+    add_flags(parser, ("no-switch", "keep the schedule: neither solve nor watch"))
+    typed = {"min_gain": percent, "drift": percent, "solver_s": seconds}
+    changes = {name: {"type": kind} for name, kind in typed.items()}
+    add_fields(parser, Online, *typed, "exact", group="", **changes)
     parser.add_argument("--checkpoint", metavar="FOLDER", help="where to keep the last state")
-    parser.add_argument("--resume", action="store_true", help="continue from --checkpoint")
+    add_flags(parser, ("resume", "continue from --checkpoint"))
     parser.add_argument(
         "--slow",
         type=_slow,
         metavar="STAGE:STEP:MS",
         help="make a stage's ops slower from a step on, to try drift detection",
     )
-    parser.add_argument(
-        "--compare", action="store_true", help="train without a pipeline as well; compare losses"
-    )
+    add_flags(parser, ("compare", "train without a pipeline as well; compare losses"))
     add_outputs(
         parser,
         ("figure", "F.png", "draw loss and iteration times"),
@@ -158,7 +134,6 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
     from ....runtime.device import take_device
     from ....runtime.model.plan import Plan
     from ....runtime.model.tokens import Tokens
-    from ....runtime.train.planner import Online
     from ....runtime.train.task import Slow, TrainTask
     from ....schedule import Schedule
     from ....schedules import ADAOFFLOAD
@@ -167,10 +142,7 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
     plan = Plan(
         model,
         arguments.stages,
-        seq=arguments.seq,
-        microbatch=arguments.microbatch,
-        layers=arguments.layers,
-        seed=arguments.seed,
+        **same(arguments, "seq", "microbatch", "layers", "seed"),
     )
     levels = level_list(arguments.levels)
     if levels is not None and arguments.profile:
@@ -189,29 +161,18 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
     schedule.meta["name"] = name
     if schedule.shape.chunks != 1 or schedule.shape.devices != arguments.stages:
         plan = replace(plan, chunks=schedule.shape.chunks, layers=None)
-    online = Online(
-        warmup=arguments.warmup,
-        min_gain=arguments.min_gain,
-        drift=arguments.drift,
-        solver_s=arguments.solver_time,
-        seed=arguments.seed,
-        exact=not arguments.any_order,
-    )
+    online = Online(**given(arguments, Online), seed=arguments.seed)
     task = TrainTask(
         schedule,
         profile,
         plan,
         Tokens(model.vocab if text is None else 256, arguments.seed, text),
-        arguments.steps,
         limit=limit,
-        lr=arguments.lr,
         online=None if arguments.no_switch else online,
         # as ranks see it, whatever their working folder
         checkpoints=arguments.checkpoint and str(Path(arguments.checkpoint).absolute()),
-        every=arguments.every,
-        resume=arguments.resume,
         slow=None if arguments.slow is None else Slow(*arguments.slow),
-        device=arguments.device,
+        **same(arguments, "steps", "lr", "every", "resume", "device"),
     )
     if arguments.resume:
         meta = task.checkpoint(arguments.checkpoint)
@@ -257,12 +218,12 @@ def _write(
 ) -> dict[str, str]:
     from ....plot.style import save
     from ....plot.training import training_chart
-    from ...outputs.train import csv_text, markdown
+    from ...outputs.train import markdown, write_steps
 
     files: dict[str, str] = {}
     pictures = [arguments.figure] if arguments.figure else []
     if arguments.write:
-        write_text(f"{arguments.write}.csv", csv_text(result.rows, losses))
+        write_steps(f"{arguments.write}.csv", result.rows, losses)
         files[f"{arguments.write}.csv"] = "every step"
         write_text(f"{arguments.write}.md", markdown(arguments, task, answer))
         files[f"{arguments.write}.md"] = "the report of the run"

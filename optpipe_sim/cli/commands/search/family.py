@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ....units import format_time
+from ...options.fields import refuse_options
 from ...options.shared import add_family
 from ...options.solving import search_options
 from .common import COMPILING, NOTHING_BESIDE, finish, needs_profile, plain_beside, refuse
@@ -41,10 +42,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     from ...inputs import read_profile
     from ...outputs.trace import write_profile
 
-    for name in REFUSED:
-        if getattr(arguments, name, None):
-            option = name.replace("_", "-")
-            raise OptPipeError(f"--{option}: is nothing for --family")
+    refuse_options(arguments, *REFUSED, why="is nothing for --family")
     profile = read_profile(arguments)
     began = time.monotonic()
     try:

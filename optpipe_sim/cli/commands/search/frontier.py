@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from ....errors import OptPipeError
-from ....files import write_text
 from ....units import format_size, format_time, parse_size
 from ...options.kinds import names, sizes
-from ...options.shared import add_family, add_microbatches, add_outputs, add_profile, page_of
+from ...options.shared import (
+    add_family,
+    add_microbatches,
+    add_outputs,
+    add_profile,
+    page_of,
+)
 from ...options.solving import add_search, search_options
 from ...outputs.files import rewritable
-from ...outputs.trace import write_page
+from ...outputs.trace import write_page, write_rows
 from ...status import DONE, NO
 from ..examples import OFFLOADING
 from .common import COMPILING
@@ -154,7 +157,7 @@ def _family(
 def _write(arguments: argparse.Namespace, out: Out, curve: Frontier, files: dict[str, str]) -> None:
     """Write the requested files."""
     if arguments.csv:
-        _write_csv(arguments.csv, curve.points)
+        write_rows(arguments.csv, COLUMNS, (point.to_json() for point in curve.points))
         files[arguments.csv] = "the points"
     if arguments.chart and any(point.result for point in curve.points):
         from ....plot.frontier import frontier_chart
@@ -190,20 +193,10 @@ class _Reporter:
         self.done.append(point)
         if rewritable(self.arguments.csv):
             with suppress(OptPipeError):  # reported at the end
-                _write_csv(self.arguments.csv, self.done)
+                write_rows(self.arguments.csv, COLUMNS, (point.to_json() for point in self.done))
         self.next()
 
     def incumbent(self, _: Schedule, cost_ns: int) -> None:
         from ....profile.iteration import iteration_ns
 
         self.next(f": {format_time(round(iteration_ns(self.profile, cost_ns)))}")
-
-
-def _write_csv(path: str, points: list[Point]) -> None:
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(COLUMNS)
-    for point in points:
-        data = point.to_json()
-        rows.writerow([data.get(name) for name in COLUMNS])  # None: an empty cell
-    write_text(path, text.getvalue())

@@ -6,8 +6,9 @@ import argparse
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from ....errors import NoSolution, OptPipeError, OutOfMemory
+from ....errors import NoSolution, OutOfMemory
 from ....units import format_time
+from ...options.fields import refuse_options
 from ...options.shared import add_outputs
 from ...options.solving import search_options
 from .common import COMPILING, finish, needs_profile, refuse
@@ -41,9 +42,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     from ...outputs.live import watching
     from ...outputs.trace import write_profile
 
-    for name in REFUSED:
-        if getattr(arguments, name, None):
-            raise OptPipeError(f"--{name.replace('_', '-')}: is nothing for --layers any")
+    refuse_options(arguments, *REFUSED, why="is nothing for --layers any")
     needs_profile(arguments)
     options = search_options(arguments)
     profile = restrict(read_profile(arguments), options.treatments)

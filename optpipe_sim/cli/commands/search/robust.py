@@ -12,6 +12,7 @@ from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ....profile import CostProfile
 from ....profile.iteration import iteration_ns
 from ....units import counted, format_size, format_time
+from ...options.fields import refuse_options
 from ...outputs import show
 from ...outputs.show import Out
 
@@ -38,11 +39,8 @@ def run(
     from ...outputs.live import watching
     from .common import finish, refuse
 
-    for option in ("log", "warm_start", "evaluations"):
-        if getattr(arguments, option) is not None:
-            raise OptPipeError(f"--{option.replace('_', '-')}: not with --noise")
-    if arguments.per_stage:
-        raise OptPipeError("--per-stage: not with --noise")
+    unlike = ("log", "warm_start", "evaluations", "per_stage")
+    refuse_options(arguments, *unlike, why="not with --noise")
     if arguments.chunks == "any":
         raise OptPipeError("--chunks any: not with --noise; give a number")
     samples = {} if arguments.samples is None else {"samples": arguments.samples}

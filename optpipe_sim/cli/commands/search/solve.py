@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
+from ...options.fields import same
 from ...options.kinds import count, noise, share
 from ...options.shared import add_outputs, add_pictures, add_problem
 from ...options.solving import add_search, search_options
@@ -137,13 +138,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             refuse(arguments, out, read_profile(arguments), error)
     assert result.trace is not None  # solve raises without one
     shaped = profile.for_shape(result.trace.schedule.shape)
-    solved = make_problem(
-        shaped,
-        arguments.microbatches,
-        objective=arguments.objective,
-        per_stage=arguments.per_stage,
-        pairs=arguments.pairs,
-    )
+    asked = same(arguments, "objective", "per_stage", "pairs")
+    solved = make_problem(shaped, arguments.microbatches, **asked)
     _describe(result, solved)
     if log is not None:
         log.write()

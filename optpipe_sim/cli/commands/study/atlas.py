@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import OptPipeError
 from ....units import counted, format_time, format_times, parse_size, parse_time
+from ...options.fields import refuse_options
 from ...options.kinds import by, count, share, size
-from ...options.shared import add_outputs
+from ...options.shared import add_flags, add_outputs
 from ...status import DONE, NO
 
 if TYPE_CHECKING:
@@ -68,11 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--by", metavar="WHO", help="submit: who found it")
     parser.add_argument("--how", metavar="TEXT", default="", help="submit: how it was found")
-    parser.add_argument(
-        "--lp",
-        action="store_true",
-        help="check: compute the configuration LP's bounds again, too (minutes)",
-    )
+    add_flags(parser, ("lp", "check: compute the configuration LP's bounds again, too (minutes)"))
     parser.add_argument("--library", metavar="DIR", help="another library than the one that ships")
     add_outputs(
         parser,
@@ -100,9 +97,10 @@ _ONLY = {  # options of one action
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Do the action; returns 1 where nothing matches, something is wrong, or what is submitted is not better."""
     for option, action in _ONLY.items():
-        if getattr(arguments, option) and arguments.action != action:
-            name = option.replace("_", "-")
-            raise OptPipeError(f"--{name}: only with {action}, not with {arguments.action}")
+        if arguments.action != action:
+            refuse_options(
+                arguments, option, why=f"only with {action}, not with {arguments.action}"
+            )
     return {"list": _list, "get": _get, "check": _check, "submit": _submit}[arguments.action](
         arguments, out
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ...options.fields import same
 from ...options.kinds import MOST_PROCESSES, count_to, seconds
 
 if TYPE_CHECKING:
@@ -84,12 +85,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                     sweep(
                         experiment,
                         results,
-                        jobs=arguments.jobs,
-                        cluster=arguments.cluster,
-                        fresh=arguments.fresh,
-                        retry_failed=arguments.retry_failed,
                         progress=counter,
                         notice=lambda text: print(f"optpipe-sim: {text}", file=sys.stderr),
+                        **same(arguments, "jobs", "cluster", "fresh", "retry_failed"),
                     )
                 )
             except KeyboardInterrupt:

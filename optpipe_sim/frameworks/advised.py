@@ -1,23 +1,32 @@
-"""``advise --family``: the best split in the options of a framework, and what the family costs."""
+"""Advice in the options of a framework: what it may choose from, its best plan, and what the family costs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from ....errors import InvalidSchedule, OptPipeError
-from ....files import write_text
-from ....units import format_size, format_time
-
-if TYPE_CHECKING:
-    from ....costs.advise.rows import Advice, Row
-    from ....costs.advise.space import Choice
-    from ....frameworks.megatron.best_plan import Found
-    from ....frameworks.megatron.options import Plan
-    from ....trace import Trace
-    from ...outputs.show import Out
+from ..bounds.bounds import lower_bound
+from ..costs.advise.replay import profile_of, replayed
+from ..costs.advise.rows import Advice, Row
+from ..costs.advise.space import PAIRED, Choice
+from ..costs.layout import MARK
+from ..costs.provenance import iteration_ns
+from ..errors import InvalidSchedule, OptPipeError
+from ..files import write_text
+from ..schedules import MEGATRON_OFFLOAD, names_in, parse_name
+from ..sim import simulate
+from ..solvers.layers.bound import layout_bound
+from ..solvers.solve import solve
+from ..trace import Trace
+from ..units import format_size, format_time
+from . import seq1f1b, torchtitan
+from .megatron.best_plan import Found, best
+from .megatron.family import plan_for, plan_of
+from .megatron.launch import script
+from .megatron.options import Plan
 
 SCRIPTS = 3  # plans that get one
 # of the time limit, at most, for splits where a family is searched around the best of them
@@ -35,9 +44,6 @@ def restrictions(family: str | None, given: dict[str, Any], experts: bool) -> di
     Raises:
         OptPipeError: for slices of sequences, which neither family has.
     """
-    from ....costs.advise.space import PAIRED
-    from ....schedules import names_in
-
     if family is not None and given.get("slices", 1) != 1:
         raise OptPipeError(f"slices: {family} runs whole sequences; leave out --slices or --family")
     usual: dict[str, Any] = {}
@@ -90,9 +96,6 @@ def told_to(family: str | None, trace: Trace) -> None:
     Raises:
         OptPipeError: says what it has none for.
     """
-    from ....frameworks import torchtitan
-    from ....frameworks.megatron.family import plan_for
-
     schedule, profile = trace.schedule, trace.profile
     if family == "megatron":
         plan_for(schedule, profile)
@@ -104,11 +107,6 @@ def told_to(family: str | None, trace: Trace) -> None:
 def write_scripts(folder: str, found: Advice, told: Row) -> tuple[dict[str, str], list[str]]:
     """Write a script for the plan that was told and for each further row, up to `SCRIPTS`; return their
     names with what they are, and a sentence for each row that Megatron-LM has no options for."""
-    from pathlib import Path
-
-    from ....frameworks.megatron.family import plan_for
-    from ....frameworks.megatron.launch import script
-
     files, notes = {}, []
     for at, row in enumerate([told, *found.rows[1:]][:SCRIPTS], 1):
         what = f"{row.schedule} on {row.choice}, recompute {row.choice.recompute}"
@@ -128,34 +126,33 @@ def write_scripts(folder: str, found: Advice, told: Row) -> tuple[dict[str, str]
 def plan_over_slices(found: Advice) -> dict[str, Any]:
     """Return the best row over slices in the options of Seq1F1B's fork of Megatron-LM; where it has none for
     it, why, and the options of the fastest configuration replayed that it has. Empty for whole sequences."""
-    from ....costs.advise.replay import profile_of, replayed
-    from ....frameworks.seq1f1b import NAMED, ORDERS, command, options
-
     row = found.rows[0]
     if row.choice.slices == 1:
         return {}
     try:
-        told, notes = options(row.trace.schedule, row.profile)
-        return {"options": told, "command": command(told), "notes": [f"to run it: {NAMED}", *notes]}
+        told, notes = seq1f1b.options(row.trace.schedule, row.profile)
+        return {
+            "options": told,
+            "command": seq1f1b.command(told),
+            "notes": [f"to run it: {seq1f1b.NAMED}", *notes],
+        }
     except InvalidSchedule as error:
-        why = f"no framework can be told this plan; {NAMED} cannot: {error}"
-    own = [one for one in found.points if one.fits and one.schedule in ORDERS.values()]
+        why = f"no framework can be told this plan; {seq1f1b.NAMED} cannot: {error}"
+    own = [one for one in found.points if one.fits and one.schedule in seq1f1b.ORDERS.values()]
     for point in sorted(own, key=lambda one: one.iteration_ns):
         profile = profile_of(found.question, point.choice)
         _, trace = replayed(profile, point.choice.microbatches, point.schedule)
         try:
-            told, notes = options(trace.schedule, profile)
+            told, notes = seq1f1b.options(trace.schedule, profile)
         except InvalidSchedule:
             continue
         slower = point.iteration_ns / row.iteration_ns - 1
         nearest = f"it can run {point.schedule} on {point.choice}, {slower:.1%} slower"
-        return {"options": told, "command": command(told), "notes": [why, nearest, *notes]}
+        return {"options": told, "command": seq1f1b.command(told), "notes": [why, nearest, *notes]}
     return {"options": {}, "command": "", "notes": [why]}
 
 
 def _torchtitan(row: Row) -> dict[str, Any]:
-    from ....frameworks import torchtitan
-
     schedule = row.trace.schedule
     csv = None if torchtitan.has_name(schedule, row.profile) else "order.csv"
     config = torchtitan.options(schedule, row.profile, csv)
@@ -167,8 +164,6 @@ def _megatron(found: Advice, seconds: float, fixed: bool) -> tuple[dict[str, Any
     """Return the plan of the best row or a better one: with the first layers of chunks recomputed,
     activations offloaded, or other layers on the stages of one of the fastest configurations. `fixed`:
     what is recomputed stays as it is."""
-    from ....frameworks.megatron.family import plan_for
-
     until = time.monotonic() + seconds
     row, interrupted = found.rows[0], found.interrupted
     if row.choice.pp > 1 and seconds > 0:
@@ -199,11 +194,6 @@ def _megatron(found: Advice, seconds: float, fixed: bool) -> tuple[dict[str, Any
 
 def _near(found: Advice, until: float, fixed: bool) -> Iterator[Row]:
     """Yield the best plan of the family around each of the fastest configurations that fit, as a row."""
-    from ....costs.advise.replay import profile_of
-    from ....frameworks.megatron.best_plan import best
-    from ....frameworks.megatron.family import plan_of
-    from ....schedules import MEGATRON_OFFLOAD, parse_name
-
     question = found.question
     offload = "offload" in question.treatments
     offload &= MEGATRON_OFFLOAD in [parse_name(name)[0] for name in question.names]
@@ -232,8 +222,6 @@ def _near(found: Advice, until: float, fixed: bool) -> Iterator[Row]:
 def _layers(plan: Plan) -> list[int | str]:
     """Return the layers of each stage as `estimate` takes them: with an m behind the number where those
     that predict further tokens are, if not on the stage of the loss."""
-    from ....costs.layout import MARK
-
     return [
         f"{part.layers}{MARK}" if part.mtp and not part.loss else part.layers for part in plan.parts
     ]
@@ -257,11 +245,6 @@ def _told(
     found: Advice, choice: Choice, other: Found, layers: Sequence[int | str], fixed: bool
 ) -> Row:
     """Return a plan of the family as a row, its costs estimated for the layers on its stages."""
-    from ....bounds.bounds import lower_bound
-    from ....costs.advise.replay import profile_of
-    from ....costs.provenance import iteration_ns
-    from ....sim import simulate
-
     profile = profile_of(found.question, choice, levels=not fixed, layers=layers)
     schedule = other.choice.build(profile, choice.microbatches)
     trace = simulate(schedule, profile)
@@ -280,11 +263,6 @@ def _told(
 def _free(found: Advice, told: Row, until: float, fixed: bool) -> dict[str, Any]:
     """Return the best that a short search finds on the same split and chunks without the family, and a
     bound for every schedule and layout of these; empty where there is no time."""
-    from ....costs.advise.replay import profile_of
-    from ....costs.provenance import iteration_ns
-    from ....solvers.layers.bound import layout_bound
-    from ....solvers.solve import solve
-
     left = until - time.monotonic()
     if left <= 0 or len(told.trace.schedule) > MOST_OPS:
         return {}
@@ -313,22 +291,3 @@ def _free(found: Advice, told: Row, until: float, fixed: bool) -> dict[str, Any]
         "layout_bound_ns": round(iteration_ns(profile, bound.ns)),
         "layout_bound_by": bound.name,
     }
-
-
-def show(out: Out, plan: dict[str, Any]) -> None:
-    """Print the plan, what the family costs, and the options to paste."""
-    if "told" in plan:
-        text = f"{plan['told']}: {format_time(plan['told_iteration_ns'])}, MFU {plan['told_mfu_causal']:.1%},"
-        out.line("plan", f"{text} {format_size(plan['told_peak_bytes'])}")
-    if "free_ns" in plan:
-        slower = f"{plan['slower_than_free']:+.1%}"
-        out.line("free of the family", f"{format_time(plan['free_ns'])} (the plan: {slower})")
-        bound = format_time(plan["layout_bound_ns"])
-        text = f"{bound}, for any schedule and layout of this split and chunks"
-        if "memory" in plan["layout_bound_by"]:
-            text += "; it counts their work alone, not the cost of fitting the memory"
-        out.line("bound", text)
-    for note in plan.get("notes", ()):
-        out.text(f"note: {note}")
-    if plan.get("command"):
-        out.text(plan["command"])
