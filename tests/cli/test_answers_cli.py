@@ -9,8 +9,7 @@ import pytest
 from cli_cases import OFFLOADING
 
 from optpipe_sim import build, load_profile, simulate
-from optpipe_sim.cli.commands.replay.export import FORMATS, LEAVES_OUT
-from optpipe_sim.cli.commands.replay.export_plan import FORMATS as PLANS
+from optpipe_sim.cli.commands.replay.export import FORMATS, LEAVES_OUT, PLANS
 from optpipe_sim.frameworks.losses import CANNOT_SAY
 from optpipe_sim.ops import parse_op
 from optpipe_sim.units import format_size, format_time

@@ -35,6 +35,7 @@ CAUSE_STYLES = {
     "memory": "black on #cc79a7",
     "drain": "white on #0072b2",
 }
+COMPILING = "compiling the engines for this machine, this once: some 20 s on two cores ..."
 PIPE_WIDTH = 1000  # without a terminal nothing needs to be cut or wrapped
 
 
@@ -133,6 +134,10 @@ class Out:
         """Print which files were written, and what they are."""
         for path, what in files.items():
             self.hint(Text("wrote ").append(path, "bold").append(f"  {what}"))
+
+    def compiling(self) -> None:
+        """Announce that the engines of the search are compiled first."""
+        self.wait(COMPILING)
 
     def wait(self, text: str) -> None:
         """Announce something slow on stderr, as progress does, unless ``--quiet`` is given."""
@@ -268,6 +273,23 @@ def memory(out: Out, trace: Trace) -> None:
     if fullest is not None:
         device, text = fullest
         out.line(f"  of device {device}", text)
+
+
+def offloaded(out: Out, trace: Trace) -> None:
+    """Print how many activations are offloaded, what the host holds of them, and what that costs its drives."""
+    shape = trace.schedule.shape
+    text = f"{trace.offloaded} of {shape.stages * shape.units} activations"
+    if trace.offloaded:
+        text += f"; host memory peaks at {format_size(trace.host_peak_bytes)}"
+    out.line("offloaded", text)
+    if trace.offloaded and trace.wear is not None:
+        out.line("NVMe", str(trace.wear))
+
+
+def bound_text(bound_ns: int | float, trace: Trace) -> str:
+    """Return a lower bound, which is one of the pipeline where an iteration takes more than that."""
+    beside = trace.iteration_ns != trace.cost_ns
+    return f"{format_time(bound_ns)}{' in the pipeline' if beside else ''}"
 
 
 def fullest_text(trace: Trace) -> tuple[int, str] | None:

@@ -19,7 +19,7 @@ from ...schedule import Shape
 from ...solvers.margins.shares import ALL, Margins
 from ...units import counted, format_size, format_time, size_text
 from ..options.fields import as_given
-from .show import Out, compiled, failed, headline, memory, times
+from .show import Out, bound_text, compiled, failed, headline, memory, offloaded, times
 from .verdict import verdict
 
 if TYPE_CHECKING:
@@ -55,19 +55,13 @@ def show_solution(
     times(out, trace, Text(f", {by} after {when:.1f} of {result.seconds:.1f} s", "dim"))
     out.line("proven", proof(result))
     memory(out, trace)
-    activations = trace.schedule.shape.stages * trace.schedule.shape.units
-    offloaded = f"{trace.offloaded} of {activations} activations"
-    if trace.offloaded:
-        offloaded += f"; host memory peaks at {format_size(trace.host_peak_bytes)}"
-    out.line("offloaded", offloaded)
-    if trace.offloaded and trace.wear is not None:
-        out.line("NVMe", str(trace.wear))
+    offloaded(out, trace)
     if result.variables:
         size = f"{result.variables:,} variables, {result.constraints:,} constraints"
         out.line("model", size)
     shape = trace.schedule.shape
     if shape.placement != profile.placement:
-        out.line("shape", f"{shape.chunks} chunks per device, placed {_placement(shape)}")
+        out.line("shape", f"{shape.chunks} chunks per device, placed {placed(shape)}")
     if "margin" in result.info:
         _show_margin(out, result.info["margin"], partial(iteration_ns, profile))
     fixed = _fixed(arguments, profile, result, plain) if not out.quiet else None
@@ -145,7 +139,7 @@ def plain_text(plain: PlainPlan, best: Trace) -> str:
     return f"{text} in {format_size(max(plain.trace.peak_bytes))}, {format_size(abs(more))} {side}"
 
 
-def _placement(shape: Shape) -> str:
+def placed(shape: Shape) -> str:
     name = shape.placement_name
     return name if isinstance(name, str) else "as listed"
 
@@ -162,8 +156,7 @@ def proof(result: SolveResult) -> Text:
     # other chunks and placements have schedules of their own, which may be faster
     name = result.bound_name.partition(", least over ")[0]
     assert result.trace is not None
-    pipeline = " in the pipeline" if result.trace.iteration_ns != result.trace.cost_ns else ""
-    bound = f"{format_time(result.lower_bound_ns)}{pipeline} ({name})"
+    bound = f"{bound_text(result.lower_bound_ns, result.trace)} ({name})"
     covered = result.info["covers"]
     if result.status == "optimal":
         return Text(f"✓ optimal: no schedule with {covered} takes less than {bound}", "green")

@@ -26,7 +26,6 @@ from ...options.models import (
 from ...options.shared import add_family, add_outputs, page_of
 from ...options.solving import add_of_solve
 from ...outputs.trace import write_page, write_profile, write_rows
-from ..search.common import COMPILING
 from .closer_look import AS_RUN, next_commands
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             time_limit=arguments.time_limit * advised.share_of_splits(arguments.family),
             calibration=fitted,
             on_progress=progress,
-            on_wait=lambda: out.wait(COMPILING),
+            on_wait=out.compiling,
             **same(arguments, "top", "memory_limit", "treatments", "per_stage", "seed"),
             **same(arguments, "pp", "execution"),
             **options,

@@ -21,7 +21,6 @@ from ...options.shared import (
 )
 from ...status import DONE
 from ..examples import OFFLOADING
-from . import export_plan
 
 if TYPE_CHECKING:
     from ....frameworks.losses import Cost, Loss
@@ -31,8 +30,14 @@ if TYPE_CHECKING:
 
 EXAMPLE = f"optpipe-sim export best.json {OFFLOADING} --memory-limit 24GiB --format perfetto"
 SUMMARY = "write a schedule for torch, Megatron-LM or TransformerEngine, or its trace for Perfetto"
-# with the endings of default names
-FORMATS = {"torch-csv": ".csv", "perfetto": ".trace.json", **export_plan.FORMATS}
+# of plans, with the endings of default names
+PLANS = {
+    "megatron": ".megatron.yaml",
+    "torchtitan": ".torchtitan.yaml",
+    "graph-trainer": ".graph-trainer.yaml",
+    "te": ".te.yaml",
+}
+FORMATS = {"torch-csv": ".csv", "perfetto": ".trace.json", **PLANS}
 LEAVES_OUT = {
     "offloads": "offloads and reloads",
     "recomputation": "recomputation",
@@ -73,14 +78,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_layers(
         parser, "decoder layers of each stage, in model order (default: what the profile says)"
     )
-    export_plan.add_options(parser)
+    nearest = (
+        "megatron, torchtitan, graph-trainer, te: export the nearest plan that the framework can run, and report what is"
+        " lost; without this a schedule is exported exactly or not at all"
+    )
+    add_flags(parser, ("nearest", nearest))
+    order = "torchtitan, graph-trainer: the file for the order, if torch has no such schedule"
+    add_outputs(parser, ("csv", "F.csv", order))
+    modules = "megatron: whose inputs are offloaded (default: all that can be)"
+    parser.add_argument("--offload-modules", metavar="A,B,...", help=modules)
+    add_outputs(parser, ("script", "F.sh", "megatron: write a script that starts the plan"))
     add_schedule_problem(parser)
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Write the file, and report what it leaves out and what that costs."""
     _check_options(arguments)
-    if arguments.format in export_plan.FORMATS:
+    if arguments.format in PLANS:
+        from . import export_plan
+
         return export_plan.run(arguments, out)
     from ....frameworks.losses import leave_out, losses_of
     from ...inputs import read_profile, read_schedule
@@ -116,13 +132,13 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
 def _check_options(arguments: argparse.Namespace) -> None:
     """Raise for options that belong to another format."""
-    plan = arguments.format in export_plan.FORMATS
+    plan = arguments.format in PLANS
     given = {
         "--without-offloads": arguments.without_offloads and plan,
         "--without-recomputation": arguments.without_recomputation and plan,
         "--parts": arguments.parts and arguments.format != "torch-csv",
         "--layers": arguments.layers and not (plan or arguments.parts),
-        "--nearest": arguments.nearest and arguments.format not in export_plan.FORMATS,
+        "--nearest": arguments.nearest and arguments.format not in PLANS,
         "--csv": arguments.csv and arguments.format not in ("torchtitan", "graph-trainer"),
         "--script": arguments.script and arguments.format != "megatron",
         "--offload-modules": arguments.offload_modules and arguments.format != "megatron",

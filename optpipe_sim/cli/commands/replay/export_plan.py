@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 from ....errors import InvalidSchedule, OptPipeError
 from ....files import write_mapping, write_text
-from ...options.shared import add_flags, add_outputs
+from ....frameworks import graph_trainer, torchtitan
+from ....frameworks import transformer_engine as te
+from ....frameworks.megatron.family import nearest, plan_of
+from ....frameworks.megatron.launch import script
+from ....frameworks.nearest import Nearest
+from ....frameworks.torch_csv import torch_csv
+from ....profile import CostProfile
+from ....schedule import Schedule
+from ...inputs import read_profile, read_schedule
+from ...outputs.show import Out
 from ...status import DONE
 
-if TYPE_CHECKING:
-    from ....frameworks.nearest import Nearest
-    from ....profile import CostProfile
-    from ....schedule import Schedule
-    from ...outputs.show import Out
-
-# with the endings of default names
-FORMATS = {
-    "megatron": ".megatron.yaml",
-    "torchtitan": ".torchtitan.yaml",
-    "graph-trainer": ".graph-trainer.yaml",
-    "te": ".te.yaml",
-}
 WRITES = {"megatron": "starts the plan"}
 NAMES = {
     "megatron": "Megatron-LM",
@@ -32,24 +29,8 @@ NAMES = {
 }
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of these formats."""
-    nearest = (
-        "megatron, torchtitan, graph-trainer, te: export the nearest plan that the framework can run, and report what is"
-        " lost; without this a schedule is exported exactly or not at all"
-    )
-    add_flags(parser, ("nearest", nearest))
-    order = "torchtitan, graph-trainer: the file for the order, if torch has no such schedule"
-    add_outputs(parser, ("csv", "F.csv", order))
-    modules = "megatron: whose inputs are offloaded (default: all that can be)"
-    parser.add_argument("--offload-modules", metavar="A,B,...", help=modules)
-    add_outputs(parser, ("script", "F.sh", "megatron: write a script that starts the plan"))
-
-
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Write the plan; raises if it differs from the schedule and --nearest is not given."""
-    from ...inputs import read_profile, read_schedule
-
     if not arguments.profile:
         raise OptPipeError(
             f"PROFILE: {arguments.format} needs the profile as well: export SCHEDULE PROFILE"
@@ -93,11 +74,6 @@ _Made = tuple["Nearest", dict[str, Any], dict[str, str]]
 
 
 def _megatron(arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile) -> _Made:
-    from dataclasses import replace
-
-    from ....frameworks.megatron.family import nearest, plan_of
-    from ....frameworks.megatron.launch import script
-
     choice, found = nearest(schedule, profile)
     modules = arguments.offload_modules and arguments.offload_modules.split(",")
     plan, notes = plan_of(choice, profile, schedule.shape.microbatches, arguments.layers, modules)
@@ -116,9 +92,6 @@ def _megatron(arguments: argparse.Namespace, schedule: Schedule, profile: CostPr
 
 
 def _torchtitan(arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile) -> _Made:
-    from ....frameworks import graph_trainer, torchtitan
-    from ....frameworks.torch_csv import torch_csv
-
     trainer = graph_trainer if arguments.format == "graph-trainer" else torchtitan
     found = trainer.nearest(schedule, profile)
     config = trainer.options(found.schedule, profile, arguments.csv, arguments.layers)
@@ -128,8 +101,6 @@ def _torchtitan(arguments: argparse.Namespace, schedule: Schedule, profile: Cost
 
 
 def _te(arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile) -> _Made:
-    from ....frameworks import transformer_engine as te
-
     found = te.nearest(schedule, profile)
     made = te.programs(found.schedule, profile, arguments.layers)
     return found, te.to_plain(*made), {}

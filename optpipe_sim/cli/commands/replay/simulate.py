@@ -166,14 +166,7 @@ def _show(
     out.line("idle", f"{sum(share for share, _ in shares):.1%} of device time: {parts or 'none'}")
     show.memory(out, trace)
     if trace.offloaded:
-        activations = shape.stages * shape.units
-        out.line(
-            "offloaded",
-            f"{trace.offloaded} of {activations} activations; host memory peaks at"
-            f" {format_size(trace.host_peak_bytes)}",
-        )
-        if trace.wear is not None:
-            out.line("NVMe", str(trace.wear))
+        show.offloaded(out, trace)
     if not trace.fits:
         out.line("fits", Text("✗ no; the figures are those without the limit", "bold red"))
     elif trace.memory_limit is not None:

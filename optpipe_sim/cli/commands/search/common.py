@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from ....errors import OptPipeError
+from ....profile import CostProfile
+from ....schedules import ADAOFFLOAD
+from ....solvers.axes import candidate_shapes
+from ....solvers.result import status_of
+from ....solvers.solve import solve
+from ....solvers.steady import Beside, beside
+from ....trace import Trace
 from ....units import parse_size, size_above
+from ...outputs.show import Out
+from ...outputs.trace import write_trace, write_trace_page
+from ...outputs.verdict import described
 from ...status import DONE
-
-if TYPE_CHECKING:
-    from ....profile import CostProfile
-    from ....solvers.steady import Beside
-    from ....trace import Trace
-    from ...outputs.show import Out
-
-COMPILING = "compiling the engines for this machine, this once: some 20 s on two cores ..."
 
 
 def finish(
@@ -34,8 +36,6 @@ def finish(
         answer: for ``--json``. `show`: prints it for people. `error`: of an earlier file that could not
             be written.
     """
-    from ...outputs.trace import write_trace, write_trace_page
-
     try:
         files |= write_trace(arguments, trace)
         files |= write_trace_page(arguments, trace)
@@ -61,8 +61,6 @@ def plain_beside(
 ) -> Beside | None:
     """Return what stands beside the best plan: see `steady.beside`; None for plans over slices, and very large
     ones. `names`: only these schedules."""
-    from ....solvers.steady import beside
-
     if len(best.schedule) > MANY_OPS or profile.slices > 1:
         return None
     return beside(profile, best, "this plan", names)
@@ -99,8 +97,6 @@ def _ways_out(arguments: argparse.Namespace, profile: CostProfile) -> list[str]:
     """Return what would fit, each as a replay of what a short search found: the question without each of its
     restrictions (or without all of them, where one is not enough), and a limit little above the least of any
     schedule."""
-    from ....solvers.axes import candidate_shapes
-
     chunks = arguments.chunks or "any"
     asked = {
         "chunks": "own" if chunks == "profile" else chunks,
@@ -137,10 +133,6 @@ def _briefly(
     profile: CostProfile, microbatches: int, limits: tuple[int, ...] | None, options: dict[str, Any]
 ) -> str | None:
     """Return what a short search finds, with its time and its peak; None: nothing."""
-    from ....schedules import ADAOFFLOAD
-    from ....solvers.solve import solve
-    from ...outputs.verdict import described
-
     try:
         found = solve(
             profile, microbatches, limits, engine=ADAOFFLOAD, time_limit=WAYS_OUT_S, **options
@@ -153,8 +145,6 @@ def _briefly(
 
 def nothing(arguments: argparse.Namespace, error: OptPipeError) -> dict[str, Any]:
     """Return the answer for ``--json`` where there is no schedule."""
-    from ....solvers.result import status_of
-
     return {
         "schedule": "optpipe",
         "status": status_of(error),

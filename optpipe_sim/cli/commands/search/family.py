@@ -5,43 +5,38 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
+from ....frameworks import torchtitan, torchtitan_search
+from ....frameworks.megatron import best_plan
+from ....frameworks.megatron.family import plan_of
+from ....profile import CostProfile
+from ....schedules import names_in
+from ....solvers.layers.moved import solve_layers
+from ....solvers.result import SolveResult
+from ....solvers.solve import solve
+from ....solvers.steady import Beside
+from ....solvers.treatments import restrict
+from ....trace import Trace
 from ....units import format_time
+from ...inputs import read_profile
 from ...options.fields import refuse_options
-from ...options.shared import add_family
 from ...options.solving import search_options
-from .common import COMPILING, NOTHING_BESIDE, finish, needs_profile, plain_beside, refuse
-
-if TYPE_CHECKING:
-    from ....profile import CostProfile
-    from ....solvers.result import SolveResult
-    from ....solvers.steady import Beside
-    from ....trace import Trace
-    from ...outputs.show import Out
+from ...outputs.live import watching
+from ...outputs.show import Out, bound_text, memory, times
+from ...outputs.solve import show_beside
+from ...outputs.trace import write_profile
+from ...outputs.verdict import verdict
+from .common import NOTHING_BESIDE, finish, needs_profile, plain_beside, refuse
 
 LEAST_S = 1.0  # for the search without the family
 # options of `solve` that choose how to search, or another question
 REFUSED = ("warm_start", "write_model", "noise", "evaluations", "placement", "log", "margin")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """``--family``."""
-    add_family(
-        parser,
-        "the best plan that this framework can run, compared with the best of all, ending in the options"
-        " to paste",
-    )
-
-
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Find the best of the family in half of the time, solve without it for the rest, and compare both."""
-    from ....schedules import names_in
-    from ....solvers.treatments import restrict
-    from ...inputs import read_profile
-    from ...outputs.trace import write_profile
-
     refuse_options(arguments, *REFUSED, why="is nothing for --family")
     profile = read_profile(arguments)
     began = time.monotonic()
@@ -87,11 +82,8 @@ _Best = tuple["Trace", dict[str, Any], dict[str, Any]]
 
 def _megatron(arguments: argparse.Namespace, out: Out, profile: CostProfile) -> _Best:
     """Replay Megatron-LM's family."""
-    from ....frameworks.megatron.best_plan import best
-    from ....frameworks.megatron.family import plan_of
-
     with out.progress("replaying") as progress:
-        found = best(
+        found = best_plan.best(
             profile,
             arguments.microbatches,
             chunks=_chunks(arguments, profile),
@@ -119,15 +111,11 @@ def _megatron(arguments: argparse.Namespace, out: Out, profile: CostProfile) -> 
 
 def _torchtitan(arguments: argparse.Namespace, out: Out, profile: CostProfile) -> _Best:
     """Search among what torchtitan runs, for half of the time."""
-    from ....frameworks import torchtitan
-    from ....frameworks.torchtitan_search import best
-    from ...outputs.live import watching
-
     half = arguments.time_limit / 2
     shape = {} if arguments.chunks == "profile" else {"chunks": arguments.chunks or "any"}
     options = search_options(arguments, time_limit=half, **shape)
     with watching(out, "solving for torchtitan", half) as live:
-        found = best(
+        found = torchtitan_search.best(
             profile,
             arguments.microbatches,
             options,
@@ -169,15 +157,11 @@ def _free(
     arguments: argparse.Namespace, out: Out, profile: CostProfile, seconds: float
 ) -> SolveResult | None:
     """Solve without the family, with any layout where the family had one; None if nothing fits."""
-    from ....solvers.layers.moved import solve_layers
-    from ....solvers.solve import solve
-    from ...outputs.live import watching
-
     options = search_options(arguments, chunks="any", time_limit=seconds)
     m = arguments.microbatches
     try:
         with watching(out, "solving without the family", seconds) as live:
-            hooks: dict[str, Any] = {"watch": live, "on_wait": lambda: out.wait(COMPILING)}
+            hooks: dict[str, Any] = {"watch": live, "on_wait": out.compiling}
             if profile.items:
                 return solve_layers(profile, m, **vars(options), **hooks).result
             return solve(profile, m, **vars(options), **hooks)
@@ -188,10 +172,6 @@ def _free(
 def _show(
     out: Out, trace: Trace, answer: dict[str, Any], files: dict[str, str], plain: Beside | None
 ) -> None:
-    from ...outputs.show import memory, times
-    from ...outputs.solve import show_beside
-    from ...outputs.verdict import verdict
-
     out.text(verdict(answer["told"], trace))
     out.line("best of the family", answer["told"])
     times(out, trace)
@@ -206,9 +186,7 @@ def _show(
         free = format_time(answer["free_iteration_ns"])
         out.line("free of the family", f"{free} (this one: {slower})")
     if answer["lower_bound_ns"]:
-        bound = format_time(answer["lower_bound_ns"])
-        if trace.iteration_ns != trace.cost_ns:
-            bound += " in the pipeline"
+        bound = bound_text(answer["lower_bound_ns"], trace)
         out.line("bound", f"{bound}, for any schedule (this one: {answer['gap']:+.1%})")
     if plain is not None:
         show_beside(out, plain, trace)

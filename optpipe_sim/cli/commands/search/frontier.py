@@ -23,7 +23,6 @@ from ...outputs.files import rewritable
 from ...outputs.trace import write_page, write_rows
 from ...status import DONE, NO
 from ..examples import OFFLOADING
-from .common import COMPILING
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
@@ -113,7 +112,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                 family=family,
                 on_point=reporter.point,
                 on_incumbent=reporter.incumbent,
-                on_wait=lambda: out.wait(COMPILING),
+                on_wait=out.compiling,
             )
     files: dict[str, str] = {}
     try:

@@ -4,44 +4,28 @@ from __future__ import annotations
 
 import argparse
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ....errors import NoSolution, OutOfMemory
+from ....solvers.layers.moved import LayersResult, solve_layers
+from ....solvers.treatments import restrict
 from ....units import format_time
+from ...inputs import read_profile
 from ...options.fields import refuse_options
-from ...options.shared import add_outputs
 from ...options.solving import search_options
-from .common import COMPILING, finish, needs_profile, refuse
-
-if TYPE_CHECKING:
-    from ....solvers.layers.moved import LayersResult
-    from ...outputs.show import Out
+from ...outputs.live import watching
+from ...outputs.show import Out, memory, times
+from ...outputs.solve import apart, placed, proof
+from ...outputs.trace import write_profile
+from ...outputs.verdict import verdict
+from .common import finish, needs_profile, refuse
 
 # options of `solve` that concern a single layout, or another question
 REFUSED = ("warm_start", "write_model", "noise", "evaluations", "log", "margin", "family")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """``--layers`` and ``--save-profile``."""
-    parser.add_argument(
-        "--layers",
-        choices=("own", "any"),
-        default="own",
-        help="any: choose the layers of each stage as well, by the profile's costs per layer"
-        " (`estimate` writes them); default: the stages of the profile",
-    )
-    profile = "write the profile of the layout, which the schedule is for"
-    add_outputs(parser, ("save-profile", "Q.yaml", f"with --layers any, --family: {profile}"))
-
-
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Search over layouts; print the best so far on Ctrl-C."""
-    from ....solvers.layers.moved import solve_layers
-    from ....solvers.treatments import restrict
-    from ...inputs import read_profile
-    from ...outputs.live import watching
-    from ...outputs.trace import write_profile
-
     refuse_options(arguments, *REFUSED, why="is nothing for --layers any")
     needs_profile(arguments)
     options = search_options(arguments)
@@ -52,7 +36,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                 profile,
                 arguments.microbatches,
                 watch=live,
-                on_wait=lambda: out.wait(COMPILING),
+                on_wait=out.compiling,
                 **vars(options),
             )
     except (OutOfMemory, NoSolution) as error:
@@ -73,10 +57,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
 
 def _show(out: Out, found: LayersResult, files: dict[str, str]) -> None:
-    from ...outputs.show import memory, times
-    from ...outputs.solve import apart, proof
-    from ...outputs.verdict import verdict
-
     result, given = found.result, found.given
     trace = result.trace
     assert trace is not None
@@ -87,9 +67,7 @@ def _show(out: Out, found: LayersResult, files: dict[str, str]) -> None:
     out.line("layers per stage", runs(found.words))
     shape = trace.schedule.shape
     if shape.chunks > 1:
-        name = shape.placement_name
-        where = name if isinstance(name, str) else "as listed"
-        out.line("shape", f"{shape.chunks} chunks per device, placed {where}")
+        out.line("shape", f"{shape.chunks} chunks per device, placed {placed(shape)}")
     memory(out, trace)
     text = "the given layout is the best found"
     if found.saved > 0:

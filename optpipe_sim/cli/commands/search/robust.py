@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.text import Text
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ....profile import CostProfile
 from ....profile.iteration import iteration_ns
+from ....sim.noise import Noise
+from ....solvers.options import SolveOptions
+from ....solvers.robust import RobustResult, solve_robust
 from ....units import counted, format_size, format_time
 from ...options.fields import refuse_options
 from ...outputs import show
+from ...outputs.live import watching
 from ...outputs.show import Out
-
-if TYPE_CHECKING:
-    from ....solvers.options import SolveOptions
-    from ....solvers.robust import RobustResult
+from .common import finish, refuse
 
 
 def run(
@@ -34,11 +35,6 @@ def run(
     Args:
         hooks: what `solve` saves and reports, in its form.
     """
-    from ....sim.noise import Noise
-    from ....solvers.robust import solve_robust
-    from ...outputs.live import watching
-    from .common import finish, refuse
-
     unlike = ("log", "warm_start", "evaluations", "per_stage")
     refuse_options(arguments, *unlike, why="not with --noise")
     if arguments.chunks == "any":
@@ -94,9 +90,7 @@ def _show(
     out.line(what, time.append(f", by {result.found_by} of {result.tried} candidates", "dim"))
     gain = f" ({nominal_ns / objective_ns - 1:.2%} more)"
     out.line("best without noise", f"{format_time(nominal_ns)}{gain}")
-    bound = format_time(result.lower_bound_ns)
-    if result.trace.iteration_ns != result.trace.cost_ns:
-        bound += " in the pipeline"
+    bound = show.bound_text(result.lower_bound_ns, result.trace)
     out.line("proven", f"at most {result.gap:.2%} above {bound} ({result.bound_name})")
     spread = result.measures()["quantiles_ns"]
     out.line(

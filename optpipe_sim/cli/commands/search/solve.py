@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ...options.fields import same
 from ...options.kinds import count, noise, share
-from ...options.shared import add_outputs, add_pictures, add_problem
+from ...options.shared import add_family, add_outputs, add_pictures, add_problem
 from ...options.solving import add_search, search_options
 from ..examples import OFFLOADING
-from . import family, layers
-from .common import COMPILING, NOTHING_BESIDE, finish, plain_beside, refuse
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
@@ -66,8 +64,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--samples", metavar="N", type=count, help="with --noise: of durations (default: 400)"
     )
-    family.add_options(parser)
-    layers.add_options(parser)
+    add_family(
+        parser,
+        "the best plan that this framework can run, compared with the best of all, ending in the options"
+        " to paste",
+    )
+    parser.add_argument(
+        "--layers",
+        choices=("own", "any"),
+        default="own",
+        help="any: choose the layers of each stage as well, by the profile's costs per layer"
+        " (`estimate` writes them); default: the stages of the profile",
+    )
+    profile = "write the profile of the layout, which the schedule is for"
+    add_outputs(parser, ("save-profile", "Q.yaml", f"with --layers any, --family: {profile}"))
     add_pictures(parser, "the", "the schedule, its memory and why it waits")
     add_outputs(
         parser,
@@ -85,6 +95,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     from ...outputs.files import rewritable
     from ...outputs.live import Log, watching
     from ...outputs.solve import show_solution
+    from . import family, layers, robust
+    from .common import NOTHING_BESIDE, finish, plain_beside, refuse
 
     if arguments.layers == "any":
         return layers.run(arguments, out)
@@ -108,7 +120,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         raise OptPipeError("--quantile, --samples: of what scatters; give --noise as well")
     files = _write_model(arguments, profile, start) if arguments.write_model else {}
     hooks: dict[str, Any] = {
-        "on_wait": lambda: out.wait(COMPILING),
+        "on_wait": out.compiling,
         "save": rewritable(arguments.save),
     }
     # the profile already has the chunks and the placement
@@ -116,8 +128,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     if options.slices != "any":
         settled = replace(settled, slices="own")
     if arguments.noise:
-        from . import robust
-
         return robust.run(arguments, out, profile, files, settled, **hooks)
     # what stands beside the best plan is replayed within the limit
     beside_s = min(BESIDE_S, BESIDE_SHARE * settled.time_limit)
