@@ -23,9 +23,15 @@ from ..trace.files import FORMAT as TRACE_FORMAT
 EXPORTED = ("megatron", "torchtitan", "graph-trainer", "te")  # plans that `export` writes
 
 
-def read_profile(arguments: argparse.Namespace) -> CostProfile:
-    """Read the profile; the limit and the execution of the command line replace its own."""
-    profile = load_profile(arguments.profile)
+def read_problem(arguments: argparse.Namespace) -> tuple[CostProfile, Schedule]:
+    """Read the profile and the schedule of a command."""
+    profile = read_profile(arguments)
+    return profile, read_schedule(arguments.schedule, arguments.microbatches, profile)
+
+
+def read_profile(arguments: argparse.Namespace, path: str | None = None) -> CostProfile:
+    """Read the profile, or that at another path; the limit and the execution of the command line replace its own."""
+    profile = load_profile(path or arguments.profile)
     execution = getattr(arguments, "execution", None)
     if execution is not None:
         with named(execution="--execution"):

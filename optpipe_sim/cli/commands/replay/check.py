@@ -31,11 +31,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Check a schedule without the simulator."""
     from ....checker.check import check as problems_of
-    from ...inputs import read_profile, read_schedule
+    from ...inputs import read_problem
     from ...outputs.verdict import show_verdict, would_fit
 
-    profile = read_profile(arguments)
-    schedule = read_schedule(arguments.schedule, arguments.microbatches, profile)
+    profile, schedule = read_problem(arguments)
     problems = problems_of(schedule, profile)
     trace = _beyond_the_limit(schedule, profile) if problems else None
     fitting = [] if trace is None else would_fit(arguments.schedule, trace)

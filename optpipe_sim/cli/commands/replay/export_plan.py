@@ -16,7 +16,7 @@ from ....frameworks.nearest import Nearest
 from ....frameworks.torch_csv import torch_csv
 from ....profile import CostProfile
 from ....schedule import Schedule
-from ...inputs import read_profile, read_schedule
+from ...inputs import read_problem
 from ...outputs.show import Out
 from ...status import DONE
 
@@ -35,8 +35,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         raise OptPipeError(
             f"PROFILE: {arguments.format} needs the profile as well: export SCHEDULE PROFILE"
         )
-    profile = read_profile(arguments)
-    schedule = read_schedule(arguments.schedule, arguments.microbatches, profile)
+    profile, schedule = read_problem(arguments)
     found, data, files = _MAKE[arguments.format](arguments, schedule, profile)
     if found.lost and not arguments.nearest:
         raise InvalidSchedule(

@@ -88,7 +88,5 @@ def _replay(
 ) -> tuple[Trace, str | None]:
     from ...inputs import read_profile, read_trace
 
-    profile = None
-    if profile_path is not None:
-        profile = read_profile(argparse.Namespace(**{**vars(arguments), "profile": profile_path}))
+    profile = None if profile_path is None else read_profile(arguments, profile_path)
     return read_trace(name, arguments.microbatches, profile, arguments.objective)

@@ -61,17 +61,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Replay one schedule under the limit."""
     from ....sim import simulate_or_report
-    from ...inputs import read_profile, read_schedule
+    from ...inputs import read_problem
     from ...outputs.trace import write_trace, write_trace_page
     from ...outputs.verdict import would_fit
 
-    profile = read_profile(arguments)
     try:
-        schedule = read_schedule(arguments.schedule, arguments.microbatches, profile)
-    except (
-        OutOfMemory,
-        NoSolution,
-    ) as error:  # a schedule that plans for a limit that no schedule can keep
+        profile, schedule = read_problem(arguments)
+    except (OutOfMemory, NoSolution) as error:  # it plans for a limit that no schedule can keep
         out.result({"schedule": arguments.schedule, "fits": False, "reason": str(error)})
         raise
     if arguments.forward_only:

@@ -111,12 +111,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 @sigterm_as_ctrl_c()
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Run, compare, print."""
-    from ...inputs import read_profile, read_schedule
+    from ...inputs import read_problem
     from ...outputs.confirm import show_confirmation
     from ..costs.profile import need_torch
 
-    profile = read_profile(arguments)
-    schedule = read_schedule(arguments.schedule, arguments.microbatches, profile)
+    profile, schedule = read_problem(arguments)
     _check_mode(arguments, profile)
     need_torch("confirm")
     from ....runtime.confirm.case import Case, plan_of
