@@ -26,6 +26,7 @@ from ...options.models import (
 from ...options.shared import add_family, add_outputs, page_of
 from ...options.solving import add_of_solve
 from ...outputs.trace import write_page, write_profile, write_rows
+from ...status import DONE
 from .closer_look import AS_RUN, next_commands
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         out.written(files)
         for command in commands:
             out.next(command, code=True)
-    return 0
+    return DONE
 
 
 def _slices(text: str) -> str | int | tuple[int, ...]:

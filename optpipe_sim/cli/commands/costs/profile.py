@@ -12,6 +12,7 @@ from ...options.kinds import MOST_REPEATS, count, count_to, counts, whole
 from ...options.models import add_layers, add_levels, add_model, level_list
 from ...options.shared import add_numbers, add_outputs
 from ...outputs.trace import write_profile
+from ...status import DONE
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
@@ -138,7 +139,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         }
     )
     _show(out, profile, model.name, fake, files)
-    return 0
+    return DONE
 
 
 def need_torch(command: str) -> None:

@@ -16,6 +16,7 @@ from ...options.fields import add_fields, given, same
 from ...options.kinds import count, percent, positive, seconds, size, whole
 from ...options.models import add_layers, add_levels, add_model, level_list
 from ...options.shared import add_flags, add_numbers, add_outputs
+from ...status import DONE, INTERRUPTED
 from ..costs.profile import need_torch
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ EXAMPLE = f"optpipe-sim train --model {TINY} --stages 2 -m 8 --steps 300 --memor
 SUMMARY = (
     "train a small model on ranks of this machine, and switch to better schedules during the run"
 )
-INTERRUPTED = 130
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     files = _write(arguments, task, result, losses, answer)
     out.result({**answer, "losses": [row["loss"] for row in result.rows], "files": files})
     _show(out, task, answer, files)
-    return INTERRUPTED if result.stopped else 0
+    return INTERRUPTED if result.stopped else DONE
 
 
 def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:

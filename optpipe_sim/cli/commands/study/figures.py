@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from ...status import DONE
+
 if TYPE_CHECKING:
     from ...outputs.show import Out
 
@@ -58,4 +60,4 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     out.result({"files": [str(path) for path in paths]})
     for path in paths:
         out.text(str(path))
-    return 0
+    return DONE

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...options.fields import same
 from ...options.kinds import MOST_PROCESSES, count_to, seconds
+from ...status import DONE, INTERRUPTED, NO
 
 if TYPE_CHECKING:
     from ....study.experiment import Experiment
@@ -99,7 +100,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                 f"{' without --fresh' if arguments.fresh else ''} goes on from there",
                 file=sys.stderr,
             )
-            return 130
+            return INTERRUPTED
         if not out.json:
             _show(out, done[-1])
     out.result(
@@ -112,7 +113,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     )
     for one in left_out:
         out.hint(f"left out: {one.name}, which takes {one.minutes:g} minutes")
-    return int(any(one.failed for one in done))  # 1: not all points could be computed
+    return NO if any(one.failed for one in done) else DONE
 
 
 def _shortest(
