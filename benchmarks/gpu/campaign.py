@@ -366,7 +366,7 @@ def _run_tests(more: dict[str, str], seconds: float) -> dict[str, Any]:
 
 
 def limit_of(work: Work, profile: CostProfile) -> tuple[int, ...]:
-    """Per device: what is static and `share` of the activations that 1F1B holds, or the least that
+    """Return, per device, what is static and `share` of the activations that 1F1B holds, or the least that
     any schedule without recomputation needs."""
     whole = profile.map_stages(lambda _, cost: replace(cost, recompute=()))
     peaks = simulate(build(PLAIN, whole, work.microbatches), whole).peak_bytes
@@ -456,7 +456,7 @@ def _runs_out(case: Case) -> dict[str, Any]:
 
 
 def _levels(profile: CostProfile) -> list[dict[str, tuple[float, float]]]:
-    """Per stage, by level: the time of recomputing in shares of F, what is kept in shares of all."""
+    """Return, per stage and level, the time of recomputing in shares of F, what is kept in shares of all."""
     return [
         {
             level.name: (level.t_ns / cost.t_f_ns, level.keep_bytes / cost.act_bytes)

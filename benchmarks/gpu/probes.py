@@ -3,7 +3,6 @@ new machine."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 
+from optpipe_sim.runtime.execute.transport import driver, pinned_zeros, wait_for_one
 from optpipe_sim.runtime.measure.machine import device_facts
 from optpipe_sim.runtime.model.plan import Plan
 
@@ -73,7 +73,7 @@ def probe(device: torch.device, plan: Plan) -> dict[str, Any]:
 
 
 def packages() -> dict[str, str | None]:
-    """Versions; None of what is not installed."""
+    """Return versions; None of what is not installed."""
 
     def version(name: str) -> str | None:
         try:
@@ -108,7 +108,7 @@ def repeats(plan: Plan, device: torch.device) -> dict[str, Any]:
 
 
 def workspace_bytes(device: torch.device) -> int:
-    """Bytes that the first GEMM on a new stream leaves allocated."""
+    """Return the bytes that the first GEMM on a new stream leaves allocated."""
     with torch.cuda.stream(torch.cuda.Stream(device)):
         x = torch.zeros(256, 256, device=device, dtype=torch.bfloat16)
         before = torch.cuda.memory_allocated(device)
@@ -118,7 +118,7 @@ def workspace_bytes(device: torch.device) -> int:
 
 
 def rounding(device: torch.device) -> dict[str, list[int]]:
-    """By bytes asked for: allocated and reserved."""
+    """Return, by the bytes asked for, those allocated and those reserved."""
     found = {}
     for size in (1000, 3 * 2**20 + 1, 30 * 2**20 + 1, 300 * 2**20 + 1):
         torch.cuda.empty_cache()
@@ -145,14 +145,9 @@ def attention() -> dict[str, Any]:
 
 def gate() -> dict[str, Any]:
     """Whether a stream waits for a word in pinned host memory, and how soon it goes on."""
-    word = torch.zeros(1, dtype=torch.int32, pin_memory=True)
+    word = pinned_zeros(1)
     done = torch.cuda.Event()
-    failed = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2(
-        ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
-        ctypes.c_uint64(word.data_ptr()),
-        ctypes.c_uint32(1),
-        ctypes.c_uint(0),
-    )
+    failed = wait_for_one(driver(), word.data_ptr())
     done.record()
     time.sleep(0.02)
     waited = not done.query()

@@ -14,7 +14,7 @@ Confirmed = Mapping[str, Mapping[str, Confirmation]]
 
 
 def report(found: Mapping[str, Any], confirmed: Confirmed) -> str:
-    """Tables per model: makespans, ops, memory; what failed or was left out; what the machine is."""
+    """Return tables per model: makespans, ops, memory; what failed or was left out; what the machine is."""
     lines = ["# Predicted against measured", ""]
     lines += [f"- {key}: {value}" for key, value in found["meta"].items()]
     lines += _machine(found.get("probes") or {})
@@ -95,7 +95,7 @@ def verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _basics(found: Mapping[str, Any] | None) -> list[str]:
-    """What decides most between schedules."""
+    """Return what decides most between schedules."""
     if not found:
         return []
     rates = "; ".join(
@@ -254,7 +254,7 @@ def _interference(of_work: Mapping[str, Confirmation]) -> list[str]:
 
 
 def _ratios(of_work: Mapping[str, Confirmation]) -> list[str]:
-    """Measured over profiled time, per op: the median of the stages."""
+    """Return measured over profiled time, per op: the median of the stages."""
     rows: list[str] = []
     for name, one in of_work.items():
         by_kind: dict[str, list[str]] = {}

@@ -4,7 +4,7 @@ its stages have copies of: they start equal, and get the sum of all gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -143,48 +143,42 @@ class TiedWeights:
     def start_equal(self) -> None:
         """Give all copies the numbers of the first stage's."""
         for members in self.members:
-            own = {stage: p.detach() for stage, p in members.items() if p is not None}
-            first = min(members)
-            with torch.no_grad():
-                if self.ranks.rank is None:
-                    for copy in own.values():
-                        copy.copy_(own[first])
-                    continue
-                owners = self._owners(members)
-                if self.ranks.rank == owners[first]:
-                    for rank in sorted(set(owners.values()) - {self.ranks.rank}):
-                        self.ranks.send(own[first], rank)
-                    value = own[first]
-                elif own:
-                    value = self.ranks.receive(next(iter(own.values())), owners[first])
-                for copy in own.values():
-                    copy.copy_(value)
+            own = [p.detach() for p in members.values() if p is not None]
+            first = members[min(members)]
+            self._share(members, own, None if first is None else first.detach())
 
     def add_up(self) -> None:
         """Give all copies the sum of their gradients, added up from the first stage to the last."""
         for members in self.members:
-            copies = {id(p): p for p in members.values() if p is not None}
+            own = [p for p in members.values() if p is not None]
             if self.ranks.rank is None:
-                add_up(list(copies.values()))
+                add_up(own)
                 continue
-            owners = self._owners(members)
-            root = owners[min(members)]
-            others = sorted(set(owners.values()) - {root})
+            root, total = self.shape.placement[min(members)], None
             if self.ranks.rank == root:
-                own = next(iter(copies.values()))
                 shares = [
-                    members[stage].grad if owner == root else self.ranks.receive(own.grad, owner)  # type: ignore[union-attr]
-                    for stage, owner in owners.items()
+                    self.ranks.receive(own[0].grad, self.shape.placement[stage])
+                    if copy is None
+                    else copy.grad
+                    for stage, copy in members.items()
                 ]
                 total = _sum(shares)
-                for rank in others:
-                    self.ranks.send(total, rank)
-                _set(copies.values(), total)
-            elif copies:
-                mine = [p for p in members.values() if p is not None]
-                for parameter in mine:
-                    self.ranks.send(parameter.grad, root)
-                _set(copies.values(), self.ranks.receive(mine[0].grad, root))
+            else:
+                for copy in own:
+                    self.ranks.send(copy.grad, root)
+            self._share(members, [copy.grad for copy in own], total)
+
+    @torch.no_grad()
+    def _share(self, members: Members, own: Sequence[Any], value: Tensor | None) -> None:
+        """Write the value that the first stage's rank has into the tensors of all copies; `own`: of this process."""
+        root, *others = dict.fromkeys(self.shape.placement[stage] for stage in sorted(members))
+        if self.ranks.rank == root:
+            for rank in sorted(others):
+                self.ranks.send(value, rank)
+        elif own and self.ranks.rank is not None:
+            value = self.ranks.receive(own[0], root)
+        for tensor in own:
+            tensor.copy_(value)
 
     def repeated(self) -> set[int]:
         """Return the ids of those copies that are not the first of their weight."""
@@ -197,21 +191,15 @@ class TiedWeights:
         found = {id(p): p for members in self.members for p in members.values() if p is not None}
         return list(found.values())
 
-    def _owners(self, members: Mapping[int, Any]) -> dict[int, int]:
-        return {stage: self.shape.placement[stage] for stage in members}
-
-
-def add_up(copies: Sequence[nn.Parameter]) -> None:
-    """Give copies of a weight in one process, in the order of their stages, the sum of their gradients."""
-    each = list({id(copy): copy for copy in copies}.values())
-    if len(each) > 1 and all(copy.grad is not None for copy in each):
-        _set(each, _sum([copy.grad for copy in each]))
-
 
 @torch.no_grad()
-def _set(copies: Iterable[nn.Parameter], total: Tensor) -> None:
-    for parameter in copies:
-        parameter.grad.copy_(total)
+def add_up(copies: Sequence[nn.Parameter]) -> None:
+    """Give copies of a weight in one process, in the order of their stages, the sum of their gradients."""
+    each = {id(copy): copy.grad for copy in copies}.values()
+    if len(each) > 1 and all(gradient is not None for gradient in each):
+        total = _sum(list(each))
+        for gradient in each:
+            gradient.copy_(total)
 
 
 def _sum(gradients: Sequence[Tensor | None]) -> Tensor:

@@ -44,7 +44,7 @@ from .verdict import Confirmation, GradientCheck, Gradients, Peak, peaks_after_o
 
 Progress = Callable[[str, int, int], None]
 HEAD_START_NS = 1_000_000  # for the threads of a rank to start
-_Item = TypeVar("_Item")
+_Run = TypeVar("_Run")
 Times = dict[Op, int]  # in ns: what each op takes, or when its result arrives
 
 
@@ -155,7 +155,7 @@ def replay(case: Case, progress: Progress) -> Confirmation:
         case.device,
         compare_traces(lowered, composed),
         tuple(lowered.replay(_medians(lowered, [one])).makespan_ns for one in durations),
-        noise_ns=_noise([lowered.replay(_medians(lowered, half)) for half in halves(durations)]),
+        noise_ns=_noise(durations, lambda runs: lowered.replay(_medians(lowered, runs))),
         peaks=peaks_after_ops(lowered.schedule, lowered.profile, held),
         gradients=bench.gradients(loss),
         tolerances=case.tolerated(),
@@ -195,12 +195,13 @@ def loop(case: Case, progress: Progress) -> Confirmation:
         if case.cap_memory and "OutOfMemoryError" in str(error):
             raise OutOfMemory(f"{error} (memory was capped at the limit)") from None
         raise
+    found = [sweep.found for sweep in sweeps]
     return Confirmation(
         "loop",
         case.device,
-        compare_traces(lowered, compose(lowered, median_of(_found(sweeps))), concurrent=True),
+        compare_traces(lowered, compose(lowered, median_of(found)), concurrent=True),
         tuple(sweep.composed.makespan_ns for sweep in sweeps),
-        noise_ns=_noise([compose(lowered, median_of(half)) for half in halves(_found(sweeps))]),
+        noise_ns=_noise(found, lambda runs: compose(lowered, median_of(runs))),
         closure_ns=sweeps[-1].moved_ns,
         peaks=peaks,
         gradients=bench.gradients(first_loss(first.records)),
@@ -209,21 +210,12 @@ def loop(case: Case, progress: Progress) -> Confirmation:
     )
 
 
-def halves(runs: Sequence[_Item]) -> list[Sequence[_Item]]:
-    """Return every other run, and the rest; nothing where there is only one."""
-    return [runs[0::2], runs[1::2]] if len(runs) > 1 else []
-
-
-def _noise(composed: Sequence[Trace]) -> int | None:
-    """Return how much two measurements of the same quantity differ."""
-    if len(composed) < 2:
+def _noise(runs: Sequence[_Run], composed: Callable[[Sequence[_Run]], Trace]) -> int | None:
+    """Return by how much the makespan composed of every other run differs from that of the rest; None where there is
+    only one run."""
+    if len(runs) < 2:
         return None
-    one, other = (trace.makespan_ns for trace in composed)
-    return abs(one - other)
-
-
-def _found(sweeps: Sequence[Sweep]) -> list[InSitu]:
-    return [sweep.found for sweep in sweeps]
+    return abs(composed(runs[0::2]).makespan_ns - composed(runs[1::2]).makespan_ns)
 
 
 def _medians(lowered: Lowered, runs: Sequence[Times]) -> np.ndarray:

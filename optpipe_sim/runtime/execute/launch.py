@@ -35,6 +35,7 @@ from ..device import take_device
 START_S = 60.0  # for torch to load and the ranks to meet
 GRACE_S = 3.0  # from the first fault until those of all ranks are collected
 _NONE = -1
+_DEAD = object()  # the answer of a rank that has died
 Answer_co = TypeVar("Answer_co", covariant=True)
 
 
@@ -139,29 +140,30 @@ class Ranks:
             self._pipes.append(ours)
 
     def _gather(self, schedule: Schedule) -> list[Any]:
-        results: dict[int, Any] = {}
-        faults: dict[int, RuntimeFault] = {}
-        dead: list[int] = []
+        """Return what all ranks answer, or raise the fault that explains the others."""
+        answers: dict[int, Any] = {}
         ends = float("inf")
-        while len(results) + len(faults) + len(dead) < self.count and time.monotonic() < ends:
-            over = {*results, *faults, *dead}
-            waiting = [self._pipes[rank] for rank in range(self.count) if rank not in over]
+        while len(answers) < self.count and time.monotonic() < ends:
+            waiting = {pipe: at for at, pipe in enumerate(self._pipes) if at not in answers}
             left = None if ends == float("inf") else max(0.0, ends - time.monotonic())
-            for pipe in wait(waiting, left):
-                rank = self._pipes.index(pipe)  # type: ignore[arg-type]
+            for pipe in wait(list(waiting), left):
                 try:
                     answer = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
                 except (EOFError, OSError):
-                    dead.append(rank)
-                else:
-                    (faults if isinstance(answer, RuntimeFault) else results)[rank] = answer
-            if (faults or dead) and ends == float("inf"):
-                ends = time.monotonic() + GRACE_S  # the first fault may arrive a little later
-        if dead:  # the faults of the others follow from it
-            raise self._died(dead[0], schedule)
+                    answer = _DEAD
+                answers[waiting[pipe]] = answer  # type: ignore[index]
+                if answer is _DEAD or isinstance(answer, RuntimeFault):
+                    # the first fault may arrive a little later
+                    ends = min(ends, time.monotonic() + GRACE_S)
+        for rank, answer in answers.items():
+            if answer is _DEAD:  # the faults of the others follow from it
+                raise self._died(rank, schedule)
+        faults = [answer for answer in answers.values() if isinstance(answer, RuntimeFault)]
+        # preferably one that is not just about a neighbour that has exited
+        own = [fault for fault in faults if "connection" not in str(fault).lower()]
         if faults:
-            raise _first(faults)
-        return [results[rank] for rank in range(self.count)]
+            raise (own or faults)[0]
+        return [answers[rank] for rank in range(self.count)]
 
     def _died(self, rank: int, schedule: Schedule) -> RuntimeFault:
         process = self._processes[rank]
@@ -180,12 +182,6 @@ class Ranks:
         self._pipes.clear()
         kill(self._processes)
         self._processes.clear()
-
-
-def _first(faults: dict[int, RuntimeFault]) -> RuntimeFault:
-    """Return the fault to report: preferably one that is not just about a neighbour that has exited."""
-    own = [fault for fault in faults.values() if "connection" not in str(fault).lower()]
-    return (own or list(faults.values()))[0]
 
 
 def _end(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:

@@ -19,9 +19,9 @@ from ...ops import Op
 from ..measure.memory import Meter
 from ..program.issue import Issue, issue_order
 from ..program.program import COMPUTE_ENGINE, Event
+from .clocks import sharp_timers, sleep_until
 from .rank_step import RankStep
 from .record import Record
-from .worker import sharp_timers, sleep_until
 
 AHEAD = 2  # compute ops that the host may be ahead of the device
 POLL_S = 0.0002

@@ -12,9 +12,9 @@ from ...ops import O
 from ..measure.memory import Meter
 from ..model.boundary import NOTHING
 from ..program.program import COMPUTE_ENGINE, DROP, Event, Step
+from .clocks import sharp_timers, sleep_until
 from .rank_step import RankStep
 from .record import Record
-from .worker import sharp_timers, sleep_until
 
 
 class Board:

@@ -1,5 +1,5 @@
-"""Transports of results between ranks: gloo; gloo with the latency of a profile; a loop-back, on a
-CPU and on a GPU (the latter not confirmed on one yet).
+"""Transports of results between ranks: gloo; a loop-back, on a CPU and on a GPU (the latter not confirmed on one
+yet).
 
 Receives are posted before they are needed; sends never block, and release their tensor once it is sent.
 """
@@ -21,13 +21,13 @@ from torch import Tensor
 
 from ...errors import RuntimeFault
 from ...ops import COMPUTE, Op
-from ...profile import CostProfile
 from ...schedule import Schedule
 from ..group import blamed
 from ..model.boundary import Layout
-from .worker import EMPTY, sleep_until
+from .clocks import sleep_until
 
 Sent = SimpleQueue[tuple[Op, Any] | None]
+EMPTY = torch.empty(0)  # the content of a turn
 WAIT_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
 # a host that issues ops keeps the thread that opens gates waiting so long, not 5 ms
 SWITCH_S = 1e-4
@@ -98,12 +98,12 @@ class Gloo(Transport):
 
     def recv(self, op: Op, peer: int) -> Tensor:
         work, buffer = self._posted.pop(op)
-        with blamed(self.rank, f"waiting for {_content(op)} from rank {peer}"):
+        with blamed(self.rank, f"waiting for {content_of(op)} from rank {peer}"):
             work.wait(self.timeout)
         return buffer
 
     def send(self, op: Op, tensor: Tensor, peer: int) -> None:
-        with blamed(self.rank, f"sending {_content(op)} to rank {peer}"):
+        with blamed(self.rank, f"sending {content_of(op)} to rank {peer}"):
             work = self._group.send([tensor.contiguous()], peer, self.schedule.row(op))
         self._keep(op, peer, work)
 
@@ -134,61 +134,16 @@ class Gloo(Transport):
             op, work = one
             del one
             try:
-                with blamed(self.rank, f"sending {_content(op)} to rank {peer}"):
+                with blamed(self.rank, f"sending {content_of(op)} to rank {peer}"):
                     work.wait(self.timeout)
             except RuntimeFault as fault:
                 self._failure = self._failure or fault
             del work
 
 
-def _content(op: Op) -> str:
+def content_of(op: Op) -> str:
     """Return what the message of an op is, for errors."""
     return f"the result of {op}" if op.kind in COMPUTE else f"the turn after {op}"
-
-
-class DelayedGloo(Gloo):
-    """Messages that carry no result but arrive when the profile's links say.
-
-    A message carries its arrival time: `t_comm` after it was sent, and on serial links after the messages
-    before it; a turn arrives at once. The time that gloo takes shows only where it is longer than that.
-    """
-
-    def __init__(
-        self, rank: int, schedule: Schedule, profile: CostProfile, timeout_s: float = 60.0
-    ) -> None:
-        super().__init__(rank, schedule, timeout_s)
-        self.profile = profile
-        self._free_ns: dict[int, int] = {}
-        self._sent: list[tuple[Op, int, Any]] = []
-
-    def recv(self, op: Op, peer: int) -> Tensor:
-        """Wait for the message, and until its arrival time."""
-        content = super().recv(op, peer)
-        if op.kind not in COMPUTE:
-            return content
-        sleep_until(int(content.item()))
-        return EMPTY
-
-    def send(self, op: Op, tensor: Tensor, peer: int) -> None:
-        """Send the arrival time instead of `tensor`."""
-        if op.kind not in COMPUTE:
-            super().send(op, tensor, peer)
-            return
-        depart = time.monotonic_ns()
-        if self.profile.serial_links:
-            depart = max(depart, self._free_ns.get(peer, 0))
-            self._free_ns[peer] = depart + self.profile.occupancy_ns
-        super().send(op, torch.tensor([depart + self.profile.t_comm_ns]), peer)
-
-    def finish(self) -> None:
-        for op, peer, work in self._sent:
-            with blamed(self.rank, f"sending {_content(op)} to rank {peer}"):
-                work.wait(self.timeout)
-        self._sent.clear()
-
-    def _keep(self, op: Op, peer: int, work: Any) -> None:
-        # there is no memory to release, and a thread that wakes would disturb the others
-        self._sent.append((op, peer, work))
 
 
 class Loopback(Transport):
@@ -246,13 +201,7 @@ class GatedLoopback(Loopback):
 
     def recv(self, op: Op, peer: int) -> Tensor:
         """Copy the content on the compute stream, once the gate is open."""
-        address = self._gates.data_ptr() + 4 * self._place[op]
-        failed = self._driver.cuStreamWaitValue32_v2(
-            ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
-            ctypes.c_uint64(address),
-            ctypes.c_uint32(1),
-            ctypes.c_uint(WAIT_AT_LEAST),
-        )
+        failed = wait_for_one(self._driver, self._gates.data_ptr() + 4 * self._place[op])
         if failed:
             raise RuntimeFault(f"cuStreamWaitValue32 for {op}: CUDA error {failed}")
         return self.contents[op].clone()
@@ -270,6 +219,18 @@ class GatedLoopback(Loopback):
             if not self._over.is_set():
                 sleep_until(self.start_ns + self.arrive_ns.get(op, 0))
             self._gates[self._place[op]] = 1
+
+
+def wait_for_one(driver: Any, address: int) -> int:
+    """Have the current stream wait until the 32 bits at an address in pinned host memory are at least 1; return
+    CUDA's error, 0 for none."""
+    failed: int = driver.cuStreamWaitValue32_v2(
+        ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
+        ctypes.c_uint64(address),
+        ctypes.c_uint32(1),
+        ctypes.c_uint(WAIT_AT_LEAST),
+    )
+    return failed
 
 
 def pinned_zeros(count: int) -> Tensor:

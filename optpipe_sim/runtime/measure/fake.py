@@ -74,7 +74,6 @@ def fake_profile(
     plan: Plan,
     machine: Machine | Source,
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
-    name: str | None = None,
     levels: Sequence[str] | None = None,
 ) -> CostProfile:
     """Return a profile with exact bytes, and with times estimated for `machine` (``costs.estimate``).
@@ -116,7 +115,7 @@ def fake_profile(
     meta = provenance(plan, None) | {"provenance": dict(ESTIMATED)}
     meta |= {key: guess.meta[key] for key in ("machine", "iteration", "parallel")}
     meta["stages"] = [byte_facts(*pair) for pair in zip(sizes, statics, strict=True)]
-    return replace(guess, name=name or plan.name("fake"), stages=tuple(costs), meta=meta)
+    return replace(guess, name=plan.name("fake"), stages=tuple(costs), meta=meta)
 
 
 def _level_times(cost: StageCost, names: Sequence[str] | None) -> dict[str, float]:

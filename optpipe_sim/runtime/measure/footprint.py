@@ -71,6 +71,11 @@ class StageBytes:
     slices: tuple[StageBytes, ...] = ()
 
     @property
+    def units(self) -> tuple[StageBytes, ...]:
+        """Of each slice, or of whole sequences."""
+        return self.slices or (self,)
+
+    @property
     def moved(self) -> int:
         """Bytes that an O moves."""
         return sum(self.copied)
@@ -108,7 +113,7 @@ def stage_bytes(
         two = _Pass(worker, stage, plan, counter)
         units = two.run()
         for name, own in two.levels(levels, units):
-            whole = level_of(name).whole_layers(plan.marked_layers(stage))
+            whole = level_of(name).whole_layers(plan.layers[stage] if plan.layers else 0)
             for unit, level in zip(units, own, strict=True):
                 unit.levels[name] = replace(level, layers=whole)
     parameters = worker.parameters()

@@ -147,7 +147,7 @@ def under_load() -> Iterator[None]:
 
 
 @cache
-def communicator_bytes(index: int, timeout_s: float = TIMEOUT_S) -> int | str:
+def communicator_bytes(index: int) -> int | str:
     """Return the bytes of one communicator on that GPU, or why they are not known.
 
     One GPU can have a communicator of one process only: the buffers that connect it to another GPU come on
@@ -155,7 +155,7 @@ def communicator_bytes(index: int, timeout_s: float = TIMEOUT_S) -> int | str:
     """
     command = [sys.executable, "-m", __name__, str(index)]
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
     except (OSError, subprocess.SubprocessError) as error:
         return f"not measured: {type(error).__name__}"
     said = done.stdout.split()

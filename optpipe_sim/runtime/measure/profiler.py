@@ -5,7 +5,6 @@ CUDA by events and the allocator's statistics; not confirmed on a GPU yet.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -122,31 +121,22 @@ def assemble(
     name: str | None,
 ) -> CostProfile:
     """Return a profile from measurements; O and R take the time of copies beside GEMMs."""
-    costs = []
-    for at, (size, time_of, static) in enumerate(
-        zip(sizes, times, static_bytes(plan, sizes), strict=True)
-    ):
+    costs, facts = [], []
+    rows = zip(sizes, times, static_bytes(plan, sizes), strict=True)
+    for at, (size, time_of, static) in enumerate(rows):
         # a stage of unknown layers is one: it is not divided
         layers = 1 if plan.layers is None else stage_layers(plan.layers)[at]
-        fixed = sum(static.values())
-        if not size.slices:
-            costs.append(replace(_cost(size, time_of, copies), static_bytes=fixed, layers=layers))
-            continue
         parts = [
-            _cost(part, {op: time_of[f"{op}/{number}"] for op in (*OPS, *_apart(part))}, copies)
-            for number, part in enumerate(size.slices)
+            _cost(part, time_of, f"/{number}" if size.slices else "", copies)
+            for number, part in enumerate(size.units)
         ]
-        costs.append(join(parts, fixed, layers))
-    meta["stages"] = [
-        {
-            "times_us": {
-                op: {key: round(value / 1e3, 2) for key, value in one._asdict().items()}
-                for op, one in time_of.items()
-            },
-            **byte_facts(size, static),
+        costs.append(join(parts, sum(static.values()), layers))
+        times_us = {
+            op: {key: round(value / 1e3, 2) for key, value in one._asdict().items()}
+            for op, one in time_of.items()
         }
-        for size, time_of, static in zip(sizes, times, static_bytes(plan, sizes), strict=True)
-    ]
+        facts.append({"times_us": times_us, **byte_facts(size, static)})
+    meta["stages"] = facts
     return CostProfile(
         name=name or plan.name(meta["device"]["kind"]),
         devices=plan.devices,
@@ -160,13 +150,18 @@ def assemble(
 
 
 def _cost(
-    size: StageBytes, times: Mapping[str, Spread], copies: Mapping[str, Mapping[str, Copy]]
+    size: StageBytes,
+    times: Mapping[str, Spread],
+    which: str,
+    copies: Mapping[str, Mapping[str, Copy]],
 ) -> StageCost:
-    """Return the cost of a stage, or of a slice there, without what is static."""
+    """Return the cost of a stage, or of a slice there, without what is static; `which`: what the names of its times
+    end with."""
     d2h, h2d = copies["loaded"]["d2h"], copies["loaded"]["h2d"]
     # with much in queued gradients, B may hold more than F: that counts from the start
     act = max(size.held)
-    ns = {op: max(1, round(times[op].median)) for op in OPS}
+    ns = {op: max(1, round(times[op + which].median)) for op in OPS}
+    recomputing = {level: times[f"C {level}{which}"].median for level in size.levels}
     return StageCost(
         t_f_ns=ns["F"],
         t_b_ns=ns["B"],
@@ -177,14 +172,9 @@ def _cost(
         offload_bytes=min(size.moved, act),
         t_offload_ns=d2h.time_ns(size.moved, len(size.copied)),
         t_reload_ns=h2d.time_ns(size.moved, len(size.copied)),
-        recompute=recompute_levels(size, {one: times[f"C {one}"].median for one in size.levels}),
+        recompute=recompute_levels(size, recomputing),
         kv_bytes=size.kv,
     )
-
-
-def _apart(size: StageBytes) -> list[str]:
-    """Return the names of the times of its C's."""
-    return [f"C {level}" for level in size.levels]
 
 
 def _reserved_bytes(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class Boundary:
         """
         found = Boundary.of(tree)
         if found == self:
-            return [value for value in pytree.tree_leaves(tree) if isinstance(value, Tensor)]
+            return tensors_of(tree)
         if found.spec != self.spec:
             raise RuntimeFault(f"{where} returns {found.spec}, but its boundary is {self.spec}")
         at = next(i for i, pair in enumerate(zip(found.leaves, self.leaves)) if pair[0] != pair[1])  # noqa: B905
@@ -129,6 +129,11 @@ class Boundary:
         left = iter(tensors)
         flat = [next(left) if isinstance(leaf, Leaf) else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(flat, self.spec)
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Return the tensors of a tree, in order."""
+    return [value for value in pytree.tree_leaves(tree) if isinstance(value, Tensor)]
 
 
 def call(module: Callable[..., Any], tree: Any) -> Any:

@@ -23,8 +23,9 @@ from ...costs.roofline import head_gemm
 from ...costs.work import Work
 from ...errors import OptPipeError
 from ...profile.dealing import deal_layers
+from .current import current
 from .recompute import LAYER, part
-from .sliced import attend, current, first_token
+from .sliced import attend, first_token
 from .split import batched
 
 EPSILON = 1e-5
@@ -141,7 +142,7 @@ class Attention(nn.Module):
     def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the core: (batch, seq, heads * width)."""
         query, key, value = (each.transpose(1, 2) for each in (query, key, value))
-        one = current()
+        one = current("slice")
         if one is not None:
             mixed = attend(self, query, key, value, one)
         else:

@@ -75,10 +75,6 @@ class Plan:
         """The number of stages of the whole model."""
         return self.devices * self.chunks
 
-    def marked_layers(self, stage: int) -> int:
-        """Return how many layers of a stage are marked for recomputation."""
-        return (self.layers or ())[stage]
-
     def alike(self) -> list[int]:
         """Return, for each stage, the first one that has the same layers."""
         assert self.layers is not None
@@ -250,10 +246,6 @@ class ModuleStages:
         """None: the layers of a user's modules are unknown."""
         return
 
-    def marked_layers(self, stage: int) -> int:
-        """Return 0: the layers of a user's modules are unknown."""
-        return 0
-
     def alike(self) -> list[int]:
         """Return the stages to measure: all of them."""
         return list(range(self.stages))
@@ -287,12 +279,9 @@ class ModuleStages:
             message = self.messages[boundary]
             assert message is not None
             return message.clone() if not self.slices else self._repeated(boundary, unit)
-        kind = self.boundaries[boundary]
-        assert kind is not None
-        kind = worker.cut.boundary(kind, unit)
-        made = torch.zeros(kind.gradient[0], dtype=kind.gradient[1], device=worker.device)
-        if generator is not None and kind.differentiable:
-            for part in kind.unpack_gradient(made):
+        made, kind = worker.zeros(boundary, gradient, unit), self.boundaries[boundary]
+        if made is not None and generator is not None and kind is not None:
+            for part in worker.cut.boundary(kind, unit).unpack_gradient(made):
                 part.normal_(generator=generator).div_(part.numel())
         return made
 

@@ -11,7 +11,6 @@ before B; where they are empty, B fills those of each part as it reaches it. (to
 from __future__ import annotations
 
 import re
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,7 +24,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from ...errors import RuntimeFault
-from .split import WeightQueue, deferring
+from .current import current, running
+from .split import WeightQueue
 from .stash import Handle, Slot, storage_key
 
 STAGE, LAYER = "stage", "layer"
@@ -82,9 +82,6 @@ def level_of(name: str) -> Level:
     raise RuntimeFault(f"recomputation level {name!r}: the runtime has {LEVELS}")
 
 
-_active = threading.local()
-
-
 def part(name: str, run: Callable[..., Any], *inputs: Any, place: Place = (0, 1)) -> Any:
     """Return ``run(*inputs)``, a part of a stage that a level may recompute.
 
@@ -93,7 +90,7 @@ def part(name: str, run: Callable[..., Any], *inputs: Any, place: Place = (0, 1)
             but what it has made itself. Tensors that it finds elsewhere than in `inputs` stay alive.
         place: which of how many parts of that name in the stage; None: unknown.
     """
-    dropping = getattr(_active, "dropping", None)
+    dropping = current("dropping")
     return run(*inputs) if dropping is None else dropping.part(name, run, inputs, place)
 
 
@@ -146,16 +143,6 @@ class Dropping:
     def __init__(self, level: Level, slot: Slot, queue: WeightQueue, device: torch.device) -> None:
         self.level, self.slot, self.queue, self.device = level, slot, queue, device
         self.regions: list[Region] = []
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Inside the block, have `part` follow this level in this thread."""
-        before = getattr(_active, "dropping", None)
-        _active.dropping = self
-        try:
-            yield
-        finally:
-            _active.dropping = before
 
     def part(self, name: str, run: Callable[..., Any], inputs: Sequence[Any], place: Place) -> Any:
         """Run a part; remember how to, where it is dropped. What is inside of it goes with it."""
@@ -247,7 +234,7 @@ class Region:
         with (
             self.mode.again(),
             torch.enable_grad(),
-            deferring(self.queue),
+            running(queue=self.queue),
             saved_tensors_hooks(self._fill, _unused),
         ):
             arguments = [one.again(self.slot) for one in inputs]
@@ -302,8 +289,9 @@ class _Mode:
     """The state of the random generators, and the autocast mode, when it was made."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device if device.type == "cuda" else None
-        self.random = self._random()
+        self.gpus = [device] if device.type == "cuda" else []
+        self.random = torch.get_rng_state()
+        self.on_gpus = [torch.cuda.get_rng_state(gpu) for gpu in self.gpus]
         self.cache = torch.is_autocast_cache_enabled()
         self.cast = [
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
@@ -313,26 +301,15 @@ class _Mode:
     @contextmanager
     def again(self) -> Iterator[None]:
         """Inside the block, use the random state and autocast mode of F; restore the present ones afterwards."""
-        now = self._random()
-        with ExitStack() as stack:
+        with torch.random.fork_rng(self.gpus), ExitStack() as stack:
             for kind, enabled, dtype in self.cast:
                 stack.enter_context(
                     torch.autocast(kind, dtype, enabled=enabled, cache_enabled=self.cache)
                 )
-            self._set_random(self.random)
-            try:
-                yield
-            finally:
-                self._set_random(now)
-
-    def _random(self) -> list[Tensor]:
-        states = [torch.get_rng_state()]
-        return states if self.device is None else [*states, torch.cuda.get_rng_state(self.device)]
-
-    def _set_random(self, states: Sequence[Tensor]) -> None:
-        torch.set_rng_state(states[0])
-        if self.device is not None:
-            torch.cuda.set_rng_state(states[1], self.device)
+            torch.set_rng_state(self.random)
+            for gpu, state in zip(self.gpus, self.on_gpus, strict=True):
+                torch.cuda.set_rng_state(state, gpu)
+            yield
 
 
 class NoSuchPart(RuntimeFault):

@@ -13,10 +13,8 @@ tokens so far in one tensor (`with_earlier`).
 from __future__ import annotations
 
 import sys
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import RuntimeFault
 from .boundary import Boundary
+from .current import current
 from .stash import Handle, Slot
 
 SUM_DTYPE = torch.float32  # in which gradients of keys and values add up, at least
@@ -143,30 +142,17 @@ class Slice:
         self.keys.held[place] = Held(self.slot, handles)
 
 
-_active = threading.local()
 # What `torch.compile` runs between its graphs, which would otherwise be those of the slice that it traced.
 # Filled once dynamo is loaded, which takes a second.
 _untraced: dict[str, Callable[..., Any]] = {}
 
 
-@contextmanager
-def running(one: Slice | None) -> Iterator[None]:
-    """Inside the block, this slice runs in this thread; None: a whole sequence."""
-    before = getattr(_active, "slice", None)
-    _active.slice = one
+def _leave_untraced() -> None:
+    """Have `torch.compile` end its graphs where slices are asked for, once dynamo is loaded."""
     if not _untraced and "torch._dynamo" in sys.modules:
         _untraced.update(
             {each.__name__: torch.compiler.disable(each) for each in (_start, _joined)}
         )
-    try:
-        yield
-    finally:
-        _active.slice = before
-
-
-def current() -> Slice | None:
-    """Return the slice that runs in this thread; None: a whole sequence."""
-    return getattr(_active, "slice", None)
 
 
 def first_token() -> int:
@@ -177,7 +163,7 @@ def first_token() -> int:
 
 
 def _start() -> int:
-    one = current()
+    one = current("slice")
     return 0 if one is None else one.start
 
 
@@ -238,7 +224,7 @@ def with_earlier(part: nn.Module, *tensors: Tensor, dim: int = -2) -> Tensors:
 
 
 def _joined(part: nn.Module, tensors: Tensors, dim: int) -> Tensors:
-    one = current()
+    one = current("slice")
     if one is None:
         return tensors
     one.hold(part, tensors)
@@ -355,6 +341,7 @@ class Cut:
         Raises:
             RuntimeFault: where the slices before have not all had theirs.
         """
+        _leave_untraced()
         if self.slices == 1:
             return None
         mb, number = divmod(unit, self.slices)
@@ -367,17 +354,15 @@ class Cut:
         keys.forwards += 1
         return Slice(number, self._start(unit), keys, slot, number == self.slices - 1)
 
-    def backward(
-        self, stage: int, unit: int, slot: Slot, device: torch.device, where: str
-    ) -> Slice | None:
-        """Return the slice that the backward of a unit runs; None: a whole sequence. The first one of a
-        microbatch takes room for the gradients of keys and values.
+    def backward(self, stage: int, unit: int, device: torch.device, where: str) -> None:
+        """Note that the backward of a unit begins. The first one of a microbatch allocates room for the gradients of
+        keys and values.
 
         Raises:
             RuntimeFault: where the slices behind have not all had theirs.
         """
         if self.slices == 1:
-            return None
+            return
         mb, number = divmod(unit, self.slices)
         keys = self._keys[stage, mb]
         if keys.backwards != self.slices - 1 - number:
@@ -389,7 +374,6 @@ class Cut:
             free = self._rooms[stage]
             keys.room = free.pop() if free else keys.new_room(device)
         keys.backwards += 1
-        return Slice(number, self._start(unit), keys, slot, number == self.slices - 1, again=True)
 
     def over(self, stage: int, unit: int) -> None:
         """Release the keys and values of a unit, whose backward has ended."""

@@ -8,9 +8,8 @@ Biases, norms and embeddings, under one per cent of the work, are done in B.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...errors import RuntimeFault
+from .current import current
 
 OnReady = Callable[[nn.Parameter], None]
 
@@ -112,20 +112,6 @@ def weight_gradient(weight: Tensor, x: Tensor, dy: Tensor) -> Tensor:
     return dy.reshape(-1, dy.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
 
 
-_active = threading.local()
-
-
-@contextmanager
-def deferring(queue: WeightQueue) -> Iterator[None]:
-    """Inside the block, linears of this thread queue their weight gradients in `queue`."""
-    before = getattr(_active, "queue", None)
-    _active.queue = queue
-    try:
-        yield
-    finally:
-        _active.queue = before
-
-
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -166,7 +152,7 @@ class _Linear(torch.autograd.Function):
 
 def _split(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
     """Return the product as an op of its own, whose W comes apart; None where nothing runs it that way."""
-    queue = getattr(_active, "queue", None)
+    queue = current("queue")
     # W finds a parameter's .grad: what is computed from parameters has to be done in B
     if queue is None or not torch.is_grad_enabled() or not weight.is_leaf:
         return None
@@ -178,7 +164,7 @@ def _split(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``torch.nn.functional.linear``, split in two where a worker runs it (`deferring`)."""
+    """Return ``torch.nn.functional.linear``, split in two where a worker runs it, with a queue for W."""
     if torch.compiler.is_compiling():  # its backward is compiled with it, and not taken apart
         return functional.linear(x, weight, bias)
     found = _split(x, weight, bias)

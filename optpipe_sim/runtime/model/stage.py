@@ -16,10 +16,11 @@ from torch.utils import _pytree as pytree
 
 from ...errors import OptPipeError, RuntimeFault
 from ..group import add_up
-from .boundary import Boundary, Enter, Layout, call
+from .boundary import Boundary, Enter, Layout, call, tensors_of
+from .current import running
 from .recompute import STAGE, Dropping, NoSuchPart, level_of, part
-from .sliced import Cut, Slice, running
-from .split import Ready, WeightQueue, deferring, split_linears
+from .sliced import Cut, Slice
+from .split import Ready, WeightQueue, split_linears
 from .stash import HostSlab, Slot, storage_key
 
 Loss = Callable[[Any, Any], Tensor]
@@ -125,9 +126,8 @@ class StageWorker:
         self._inputs, self._targets, self._losses = inputs, targets, {}
         if self.device.type == "cuda":
             self._compute = torch.cuda.current_stream(self.device)
-        batch = pytree.tree_leaves((list(inputs), list(targets)))
         self._left_out = {storage_key(self._anchor)}
-        self.leave_out(value for value in batch if isinstance(value, Tensor))
+        self.leave_out(tensors_of((list(inputs), list(targets))))
         for module in self.modules.values():
             self.leave_out([*module.parameters(), *module.buffers()])
 
@@ -179,8 +179,8 @@ class StageWorker:
         flight = _Flight(slot, WeightQueue(), self.cut.forward(stage, unit, slot, self.where))
         if level is not None:
             flight.dropping = Dropping(level_of(level), slot, flight.queue, self.device)
-        dropping = nullcontext() if flight.dropping is None else flight.dropping.active()
-        with slot.saving(), deferring(flight.queue), dropping, running(flight.slice):
+        run = running(queue=flight.queue, dropping=flight.dropping, slice=flight.slice)
+        with slot.saving(), run:
             if stage == 0:
                 taken, spec = pytree.tree_flatten(self._of_batch(self._inputs, "input", name, unit))
             elif x is None:
@@ -228,7 +228,7 @@ class StageWorker:
         flight = self._flight(stage, unit, "C", "F")
         if flight.dropping is None:
             raise RuntimeFault(f"C{self.cut.name(stage, unit)} on {self.where}: nothing is dropped")
-        with running(flight.slice):
+        with running(slice=flight.slice):
             for region in flight.dropping.regions:
                 region.recompute()
         flight.dropping = None
@@ -247,14 +247,13 @@ class StageWorker:
         else:
             gradients = self._boundary(stage, unit).unpack_gradient(dy) if flight.edges else []
             del dy
-        one = self.cut.backward(stage, unit, flight.slot, self.device, self.where)
+        self.cut.backward(stage, unit, self.device, self.where)
         edges, flight.edges = flight.edges, []
         flight.queue.fused = fused
         # a checkpoint of the user's own runs its part again in here; autocast is for forwards
         with (
             torch.autograd.set_multithreading_enabled(False),
-            deferring(flight.queue),
-            running(one),
+            running(queue=flight.queue, slice=flight.slice),
             torch.autocast(self.device.type, enabled=False),
         ):
             _backward(edges, gradients)

@@ -11,7 +11,7 @@ tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any
@@ -26,8 +26,9 @@ from torch.utils import _pytree as pytree
 from ...errors import OptPipeError
 from ...schedule.shape import Shape
 from ..group import PipelineGroup
-from ..model.boundary import Boundary, Enter, call
-from ..model.sliced import Cut, running
+from ..model.boundary import Boundary, Enter, call, tensors_of
+from ..model.current import running
+from ..model.sliced import Cut
 from ..model.stage import Loss, unchanged
 from ..model.stash import HostSlab, Slot
 
@@ -84,7 +85,7 @@ class Halves:
         halves, losses = [], []
         with torch.no_grad():
             for unit in range(2):
-                with running(cut.forward(stage, unit, slot, where)):
+                with running(slice=cut.forward(stage, unit, slot, where)):
                     half = run(module, cut.of_batch(tree, unit))
                     if loss is not None:
                         target = cut.of_batch(self.first(self.target, "targets"), unit)
@@ -94,7 +95,12 @@ class Halves:
                 found, wanted, what = [sum(losses)], [loss], "loss"
             else:
                 _check(made, self.tokens, f"{where} hands on")
-                found, wanted, what = [*_joined(halves)], [*_tensors(made)], where
+                pairs = zip(*map(tensors_of, halves), strict=True)
+                found, wanted, what = (
+                    [torch.cat(pair, 1) for pair in pairs],
+                    tensors_of(made),
+                    where,
+                )
             off = _difference(module, found, wanted)
             if off is not None and not _is_random(run, module, tree):
                 raise OptPipeError(
@@ -111,16 +117,8 @@ _WHY = (
 )
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    return (one for one in pytree.tree_leaves(tree) if isinstance(one, Tensor))
-
-
-def _joined(halves: Sequence[Any]) -> Iterator[Tensor]:
-    return (torch.cat(pair, 1) for pair in zip(*map(_tensors, halves), strict=True))
-
-
 def _check(tree: Any, tokens: int, what: str) -> None:
-    for one in _tensors(tree):
+    for one in tensors_of(tree):
         if one.dim() < 2 or one.shape[1] != tokens:
             raise OptPipeError(
                 f"{what}: a tensor of shape {tuple(one.shape)}; where sequences are cut into slices, every"
@@ -220,7 +218,7 @@ def examine(
     run: Callable[[nn.Module, Any], Any] = call,
     refuse: Callable[[int, nn.Module, torch.device], None] = refuse,
     halves: Halves | None = None,
-) -> dict[int, Passed]:
+) -> list[Passed]:
     """Examine the stages of this process; all processes of the group have to call this.
 
     Args:
@@ -231,18 +229,17 @@ def examine(
             stage hands on is then as long as these.
 
     Returns:
-        By stage, what it sends on; the last stage of the model sends nothing.
+        By stage, all but the last, what it sends on, as far as this process knows it.
 
     Raises:
         OptPipeError: the same line on all ranks.
     """
     place, last = shape.placement, shape.stages - 1
-    found: dict[int, Passed] = {}
-    came: dict[int, Passed] = {}
+    passed: dict[int, Passed] = {}  # by the stage that sends it
     for stage in sorted(modules):
-        taken = came.get(stage)
-        if taken is None and stage:
-            taken = group.take(place[stage - 1])
+        if stage and stage - 1 not in passed:
+            passed[stage - 1] = group.take(place[stage - 1])
+        taken = passed.get(stage - 1)
         if taken is not None and taken.problem:
             made = Passed(problem=taken.problem)
         else:
@@ -252,18 +249,13 @@ def examine(
                 made = _examined(stage, modules[stage], device, taken, inputs, run, end, halves)
             except OptPipeError as error:
                 made = Passed(problem=str(error))
-        found[stage] = made
-        if stage < last and stage + 1 in modules:
-            came[stage + 1] = made
-        elif stage < last:
+        passed[stage] = made
+        if stage < last and stage + 1 not in modules:
             group.put(made.portable(), place[stage + 1])
-        if taken is not None and stage:
-            found.setdefault(stage - 1, taken)
-    problems = group.gather(next((one.problem for one in found.values() if one.problem), None))
-    for problem in problems:
+    for problem in group.gather(next((p.problem for p in passed.values() if p.problem), None)):
         if problem:
             raise OptPipeError(problem)
-    return found
+    return [passed.get(stage, Passed()) for stage in range(last)]
 
 
 def _examined(
@@ -282,7 +274,7 @@ def _examined(
             if halves is not None and taken is None:
                 inputs = halves.first(inputs, "inputs")
             tree, anchor = _input_of(taken, inputs, device)
-            mine = [value for value in pytree.tree_leaves(tree) if isinstance(value, Tensor)]
+            mine = tensors_of(tree)
             versions = [tensor._version for tensor in mine]
             given = made = run(module, tree)
             if ending is not None:
@@ -300,7 +292,7 @@ def _examined(
                 halves.compare(stage, module, run, tree, given, loss)
             del given
             boundary = Boundary.of(made)
-            tensors = [value for value in pytree.tree_leaves(made) if isinstance(value, Tensor)]
+            tensors = tensors_of(made)
             _backward(tensors, module, anchor)
         return Passed(boundary, boundary.pack([t.detach() for t in tensors], device))
     except OptPipeError:

@@ -67,7 +67,7 @@ def profile_modules(
         raise OptPipeError(f"devices: {len(modules)} stages cannot be dealt out to {p} devices")
     shape = Shape(p, len(modules) // p, 1)
     halves = Halves(slices, loss, target) if slices else None
-    found = examine(
+    passed = examine(
         dict(enumerate(modules)),
         shape,
         PipelineGroup(p, alone=True),
@@ -76,14 +76,13 @@ def profile_modules(
         halves.ending if halves else lambda made: loss(made, target),
         halves=halves,
     )
-    inner = range(len(modules) - 1)
     stages = ModuleStages(
         tuple(modules),
         loss,
         (inputs, target),
         p,
-        [found[stage].boundary for stage in inner],
-        [found[stage].message for stage in inner],
+        [one.boundary for one in passed],
+        [one.message for one in passed],
         optimizer_bytes,
         name,
         tuple(slices),

@@ -13,7 +13,6 @@ from ...errors import OptPipeError
 from ...ops import Op
 from ...profile import CostProfile
 from ...schedule import Schedule
-from ...stage_cost import StageCost
 from ..device import current_device
 from ..execute.rank_step import RankStep
 from ..execute.run import run_step
@@ -21,7 +20,6 @@ from ..execute.serial import run_serially
 from ..execute.transport import Loopback
 from ..group import PipelineGroup, Tied, TiedWeights
 from ..measure.memory import meter as meter_of
-from ..model.boundary import Boundary
 from ..model.sliced import Cut
 from ..model.split import Ready
 from ..model.stage import Loss, StageWorker, parameters_of
@@ -103,24 +101,17 @@ class PipelineStep:
         begun: Callable[[Op], None] = lambda op: None,
     ) -> None:
         shape = schedule.shape
-        self.device, self.loss, self.timeout_s, self.begun = (
-            current_device(device),
-            loss,
-            timeout_s,
-            begun,
-        )
+        self.device = current_device(device)
+        self.loss, self.timeout_s, self.begun = loss, timeout_s, begun
         self.group = PipelineGroup(shape.devices, group)
         self.modules = _own(modules, schedule, self.group)
-        if profile is None and schedule.levels.names:
-            raise OptPipeError("profile: the schedule recomputes; give the profile with its levels")
         self.slices = _lengths(schedule, profile, slices)
-        self.prepared = prepare(schedule, profile or uniform(schedule), memory_limit)
+        self.prepared = prepare(schedule, profile, memory_limit)
         self.tied = TiedWeights.named(tied, self.modules, shape, self.group)
         self.tied.start_equal()
         self.ready, self.accumulate = ready, accumulate
         if accumulate is not None and not hasattr(torch.Tensor, "grad_dtype"):
             raise OptPipeError(f"accumulate: torch {torch.__version__} has no Tensor.grad_dtype")
-        self.boundaries: list[Boundary | None] | None = None
         self.peaks: dict[int, int] = {}
         self.ranks: dict[int, RankStep] = {}
         self._waiting: list[Any] = []
@@ -153,7 +144,7 @@ class PipelineStep:
             RuntimeFault: names the rank, the op and what went wrong.
         """
         self._check_batch(inputs, targets)
-        if self.boundaries is None:
+        if not self.ranks:
             self.prepare(inputs, targets)
         if self.accumulate is not None:
             self._accumulate_in(self.accumulate)
@@ -214,7 +205,7 @@ class PipelineStep:
         shape, last = self.schedule.shape, self.schedule.shape.stages - 1
         target = targets[0] if last in self.modules else None
         halves = Halves(self.slices, self.loss, target) if self.slices else None
-        found = examine(
+        passed = examine(
             self.modules,
             shape,
             self.group,
@@ -223,7 +214,7 @@ class PipelineStep:
             halves.ending if halves else lambda made: self.loss(made, target),
             halves=halves,
         )
-        boundaries = [getattr(found.get(s), "boundary", None) for s in range(shape.stages - 1)]
+        boundaries = [one.boundary for one in passed]
         for rank in filter(self.group.has, range(shape.devices)):
             worker = StageWorker(
                 {stage: self.modules[stage] for stage in shape.stages_of(rank)},
@@ -244,7 +235,6 @@ class PipelineStep:
                 timeout_s=self.timeout_s,
                 begun=self.begun,
             )
-        self.boundaries = boundaries
         for one in self.ranks.values():
             one.start(*self._read(inputs, targets))  # which warms up
 
@@ -340,22 +330,3 @@ def _lengths(
             " slices=[tokens of the first, of the second, ...]"
         )
     return tuple(map(int, said))
-
-
-def uniform(schedule: Schedule) -> CostProfile:
-    """Return a profile whose ops all take 1 ms, for callers that have none: it orders the ops, and
-    limits no memory."""
-    from ...profile import Offload
-
-    shape = schedule.shape
-    ns = 1_000_000
-    each = shape.slices  # a byte
-    cost = StageCost(ns, ns, ns, t_offload_ns=ns, t_reload_ns=ns, act_bytes=each, w_bytes=each)
-    return CostProfile(
-        "uniform",
-        shape.devices,
-        (cost,) * shape.stages,
-        chunks=shape.chunks,
-        placement=shape.placement,
-        offload=Offload(),
-    ).with_slices(shape.slices)

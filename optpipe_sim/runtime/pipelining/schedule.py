@@ -22,11 +22,10 @@ from ..execute.rank_step import RankStep
 from ..execute.record import Record
 from ..execute.run import run_step
 from ..group import PipelineGroup
-from ..model.boundary import Boundary
+from ..model.boundary import Boundary, tensors_of
 from ..model.stage import Loss, StageWorker
 from ..modules.examine import examine
 from ..modules.examine import refuse as refuse_module
-from ..modules.step import uniform
 from ..program.program import Prepared, check_whole, prepare
 from .probe import Action, Kind, Runtime, add_reduce_grad, add_unshard_reshard
 
@@ -70,10 +69,8 @@ def schedule_class(
     """
     plan = schedule if isinstance(schedule, Schedule) else Schedule.load(schedule)
     costs = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
-    if costs is None and plan.levels.names:
-        raise OptPipeError("profile: the schedule recomputes; give the profile with its levels")
     check_whole(plan, "torch's pipelines")
-    prepared = prepare(plan, costs or uniform(plan), memory_limit)
+    prepared = prepare(plan, costs, memory_limit)
     made = {"prepared": prepared, "timeout_s": timeout_s, "__doc__": PlanSchedule.__doc__}
     return type("PlanSchedule", (PlanSchedule,), made)
 
@@ -177,12 +174,10 @@ class PlanSchedule(Runtime):
         """Have the weights of a compute op gathered before it starts."""
         stage = self._stage[op.stage]
         self._assert_unsharded(stage)
-        modules = sharding(stage.submod)
-        if modules and op.kind is not W:
+        if op.kind is not W:
             _hold_back(stage)
             if op.kind is not F and op[1:] in self.prepared.programs[self._rank].levels:
-                for module in modules:  # no hook of FSDP sees parts that are recomputed
-                    module.unshard()
+                self._gather(op.stage)  # no hook of FSDP sees parts that are recomputed
         self.begun(op)
 
     def _end(self, op: Op) -> None:
@@ -220,10 +215,10 @@ class PlanSchedule(Runtime):
         for stage in self._stages:
             self._unshard(stage)
             self._assert_unsharded(stage)
+            _hold_back(stage)
             if sharding(stage.submod):
-                _hold_back(stage)
                 weights += [*stage.submod.parameters()]
-        found = examine(
+        passed = examine(
             modules,
             shape,
             self.group,
@@ -235,11 +230,10 @@ class PlanSchedule(Runtime):
         )
         for stage in self._stages:
             self._reshard(stage)
-        boundaries = [getattr(found.get(s), "boundary", None) for s in range(shape.stages - 1)]
         made = TorchStages(
             modules,
             shape.stages,
-            boundaries,
+            [one.boundary for one in passed],
             device=self.device,
             rank=self._rank,
             loss=self._loss,
@@ -278,10 +272,8 @@ class PlanSchedule(Runtime):
     def _gather(self, number: int) -> None:
         """Have the weights of a stage there, whatever its last op left."""
         stage = self._stage[number]
-        modules = sharding(stage.submod)
-        if modules:
-            _hold_back(stage)
-        for module in modules:
+        _hold_back(stage)
+        for module in sharding(stage.submod):
             module.unshard()
 
     # -- without a backward ----------------------------------------------------------------------------
@@ -299,7 +291,10 @@ class PlanSchedule(Runtime):
 
 
 def _hold_back(stage: Any) -> None:
-    """Have FSDP neither reduce gradients nor release weights in the backward: the schedule says when."""
+    """Have FSDP, where it shards a stage, neither reduce gradients nor release weights in the backward: the schedule
+    says when."""
+    if not sharding(stage.submod):
+        return
     stage.submod.set_is_last_backward(False)
     stage.submod.set_reshard_after_backward(False)
     stage.submod.set_requires_gradient_sync(False)
@@ -395,8 +390,7 @@ class TorchStages(StageWorker):
         self.keywords, self.keep_outputs, self.outputs = keywords, keep_outputs, {}
         self.evaluating = evaluating
         self.start_step(inputs, targets)
-        values = pytree.tree_leaves([dict(each) for each in keywords])
-        self.leave_out([*self.weights, *(value for value in values if isinstance(value, Tensor))])
+        self.leave_out([*self.weights, *tensors_of([dict(each) for each in keywords])])
 
     def finish_step(self) -> None:
         """End a step; torch's schedule reports its `losses`, one by one."""
@@ -422,8 +416,7 @@ class TorchStages(StageWorker):
             tree = self._boundary(stage - 1).tree(self._boundary(stage - 1).unpack(x))
         found = self._call(stage, unit, tree)
         if stage < self.stages - 1:
-            made = [value for value in pytree.tree_leaves(found) if isinstance(value, Tensor)]
-            return self._boundary(stage).pack(made, self.device)
+            return self._boundary(stage).pack(tensors_of(found), self.device)
         if len(self._targets):
             self._losses[unit] = self.loss(found, self._targets[unit])
         return None

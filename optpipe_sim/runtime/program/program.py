@@ -26,10 +26,11 @@ from typing import Any, NamedTuple
 from ...errors import OptPipeError
 from ...op_costs import moves_of_keys, op_costs
 from ...ops import BW, COMPUTE, B, C, F, O, Op, R
-from ...profile import CostProfile
+from ...profile import CostProfile, Offload
 from ...schedule import Schedule
 from ...sim.graph import shared_links
 from ...sim.lower import Lowered, lower
+from ...stage_cost import StageCost
 from ...trace import Span
 from ..model.recompute import level_of
 
@@ -115,20 +116,43 @@ class Prepared:
         return self.lowered.schedule
 
 
-def prepare(schedule: Schedule, profile: CostProfile, limit: Any = None) -> Prepared:
+def prepare(schedule: Schedule, profile: CostProfile | None, limit: Any = None) -> Prepared:
     """Return the programs of a schedule, one per rank. The halves of pairs run one after the other.
 
     Lowering checks the schedule; what holds of the programs then is said above.
 
+    Args:
+        profile: None: all ops take as long, and no memory is limited.
+
     Raises:
         OptPipeError: where it is not sound, does not keep the limit, offloads to drives, or recomputes at a
-            level that the runtime does not have.
+            level that the runtime does not have, or without a profile.
     """
+    if profile is None:
+        if schedule.levels.names:
+            raise OptPipeError("profile: the schedule recomputes; give the profile with its levels")
+        profile = _uniform(schedule)
     check_tier(schedule, profile)
     schedule = schedule.parted()
     for name in schedule.levels.names:
         level_of(name)
     return Prepared(lower(schedule, profile, limit))
+
+
+def _uniform(schedule: Schedule) -> CostProfile:
+    """Return a profile whose ops all take 1 ms: it orders the ops, and limits no memory."""
+    shape = schedule.shape
+    ns = 1_000_000
+    each = shape.slices  # a byte
+    cost = StageCost(ns, ns, ns, t_offload_ns=ns, t_reload_ns=ns, act_bytes=each, w_bytes=each)
+    return CostProfile(
+        "uniform",
+        shape.devices,
+        (cost,) * shape.stages,
+        chunks=shape.chunks,
+        placement=shape.placement,
+        offload=Offload(),
+    ).with_slices(shape.slices)
 
 
 def check_whole(schedule: Schedule, whose: str) -> None:

@@ -167,7 +167,7 @@ class TrainResult:
     """The result of a training run, from rank 0; the other ranks return nothing.
 
     Attributes:
-        rows: per step ``step, loss, epoch, makespan_ns, wall_ns, between_ns, metered``.
+        rows: per step ``step, loss, epoch, makespan_ns, wall_ns, between_ns, usual``.
         events: what happened when: see `Planner`, and ``proposed, switched, refused``.
         phases: per schedule its name, steps, predicted and measured time and memory.
         stopped: whether it was asked to stop before the last step.

@@ -151,7 +151,7 @@ class Trainer:
     """
 
     def __init__(self, task: TrainTask, rank: int, begun: Callable[[Op], None]) -> None:
-        self.task, self.rank, self.begun = task, rank, begun
+        self.task, self.rank = task, rank
         shape = task.schedule.shape
         self.now = task.prepare(rank, task.schedule, task.profile)
         self.worker = task.plan.rank_worker(shape, rank, task.device)

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import own_modules as own
@@ -29,11 +30,13 @@ class OwnJob:
     """Some steps with an optimizer; each rank gives back the last loss, norm, gradients and peaks.
 
     Attributes:
+        models: the module that has the stages, their batch and loss.
         fault: what goes wrong on the last rank, see `_spoil`. What is refused is given back.
     """
 
     schedule: Schedule
     profile: CostProfile | None = None
+    models: str = "own_modules"
     steps: int = 1
     tied: tuple[Any, ...] = ()
     fault: str = ""
@@ -41,7 +44,7 @@ class OwnJob:
     timeout_s: float = 20.0
 
     def perform(self, rank: int, begun: Callable[[Op], None] = lambda op: None) -> dict[str, Any]:
-        shape = self.schedule.shape
+        shape, own = self.schedule.shape, import_module(self.models)
         every = own.stages_of(shape.stages)
         mine = {stage: every[stage] for stage in shape.stages_of(rank)}
         if rank == shape.devices - 1:

@@ -1,19 +1,16 @@
-"""A causal transformer that a user would write, ready for slices of the sequence; and its job on ranks."""
+"""A causal transformer that a user would write, ready for slices of the sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from own_modules import gradients
 from torch import Tensor, nn
 from torch.nn import functional
 
-from optpipe_sim.ops import Op
-from optpipe_sim.profile import CostProfile
-from optpipe_sim.runtime import PipelineStep, first_token, mark_layers, with_earlier
-from optpipe_sim.schedule import Schedule
+from optpipe_sim.runtime import first_token, mark_layers, with_earlier
 
 WIDTH, HEADS, VOCAB, SEQ, BATCH = 16, 2, 24, 32, 2
 SLICES = (12, 10, 6, 4)
@@ -87,25 +84,15 @@ def stages_of(count: int, **options: Any) -> list[Stage]:
     return [Stage(at == 0, at == count - 1, **options) for at in range(count)]
 
 
-def batch(microbatches: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    inputs, targets = torch.randint(
-        0, VOCAB, (2, microbatches, BATCH, SEQ), generator=generator
-    ).unbind()
+def batch(microbatches: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1 + seed)
+    shape = (2, microbatches, BATCH, SEQ)
+    inputs, targets = torch.randint(0, VOCAB, shape, generator=generator)
     return inputs, targets
 
 
 def loss(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-def gradients(stages: Sequence[nn.Module]) -> dict[str, Tensor]:
-    return {
-        f"{at}.{name}": parameter.grad
-        for at, stage in enumerate(stages)
-        for name, parameter in stage.named_parameters()
-        if parameter.grad is not None
-    }
 
 
 def whole(count: int, microbatches: int, exact: bool = False) -> tuple[float, dict[str, Tensor]]:
@@ -119,19 +106,3 @@ def whole(count: int, microbatches: int, exact: bool = False) -> tuple[float, di
         (one / microbatches).backward()
         losses.append(one.detach())
     return float(torch.stack(losses).mean()), gradients(stages)
-
-
-@dataclass(frozen=True)
-class SlicedJob:
-    """A step on each rank, which gives back loss, peaks and gradients."""
-
-    schedule: Schedule
-    profile: CostProfile
-
-    def perform(self, rank: int, begun: Callable[[Op], None] = lambda op: None) -> dict[str, Any]:
-        shape, every = self.schedule.shape, stages_of(self.schedule.shape.stages)
-        mine = {stage: every[stage] for stage in shape.stages_of(rank)}
-        step = PipelineStep(mine, self.schedule, loss, profile=self.profile, begun=begun)
-        found = step(*batch(shape.microbatches), measure=True)
-        own = {f"{s}.{n}": p.grad for s, m in mine.items() for n, p in m.named_parameters()}
-        return {"loss": found, "peaks": step.peaks, "gradients": own}

@@ -121,10 +121,7 @@ def profile_of(
             ),
         )
 
-    stages = tuple(
-        join([cost(part) for part in size.slices], 0, None) if slices else cost(size)
-        for size in sizes
-    )
+    stages = tuple(join([cost(part) for part in size.units]) for size in sizes)
     return CostProfile(
         name=model.name,
         devices=devices,

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from optpipe_sim import CostProfile
-from optpipe_sim.runtime.execute.worker import sleep_until
+from optpipe_sim.runtime.execute.clocks import sleep_until
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.stage import StageWorker
 

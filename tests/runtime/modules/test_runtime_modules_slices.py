@@ -8,7 +8,8 @@ from functools import cache
 import own_slices as own
 import pytest
 import torch
-from own_slices import SLICES, SlicedJob
+from own_job import OwnJob
+from own_slices import SLICES
 from runtime_cases import copies_made_up, with_levels, with_offloads
 from torch import Tensor, nn
 
@@ -107,7 +108,7 @@ def test_compiled_stages_run_slices() -> None:
 
 def test_ranks_run_slices_of_own_modules(two: Ranks) -> None:
     schedule = with_offloads(build("seq-zb", profile_of(), M))
-    results = two.run(SlicedJob(schedule, profile_of()))
+    results = two.run(OwnJob(schedule, profile_of(), models="own_slices"))
     modules = own.stages_of(2)
     step = PipelineStep(modules, schedule, own.loss, slices=SLICES)
     loss = step(*own.batch(M))
