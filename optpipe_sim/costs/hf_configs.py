@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..units import format_parameters, is_plain
+from .data_files import data_file
 from .models import NEEDED, Model, ModelError, made_of, parameters
 
 # Hugging Face names on the left; several model types share them.
@@ -50,39 +51,7 @@ _GPT2 = {
     "n_positions": "positions",
     "tie_word_embeddings": "tied",
 }
-# What a type implies beyond its keys.
-_TYPES: dict[str, dict[str, Any]] = {
-    "gpt2": {"style": "gpt", "tied": True},
-    "llama": {},
-    "mistral": {},
-    "ministral3": {},
-    "phi3": {},
-    "qwen2": {"qkv_bias": True},
-    "qwen2_vl": {"qkv_bias": True},
-    "qwen2_vl_text": {"qkv_bias": True},
-    "qwen2_5_vl": {"qkv_bias": True},
-    "qwen2_5_vl_text": {"qkv_bias": True},
-    "qwen3": {"qk_norm": True},
-    "qwen3_vl_text": {"qk_norm": True},
-    "mixtral": {},
-    "qwen2_moe": {"qkv_bias": True},
-    "qwen3_moe": {"qk_norm": True},
-    "qwen3_vl_moe_text": {"qk_norm": True},
-    "gpt_oss": {"qkv_bias": True},
-    "gemma": {"tied": True, "activation": "gelu"},
-    "gemma2": {"tied": True, "activation": "gelu"},
-    "gemma3_text": {"qk_norm": True, "tied": True, "activation": "gelu"},
-    "deepseek_v2": {},
-    "deepseek_v3": {},
-    "kimi_k2": {},
-    "llama4_text": {},
-    "olmo2": {"qk_norm_whole": True},
-    "olmo3": {"qk_norm_whole": True},
-    "glm4_moe": {},
-    "minimax_m2": {"qk_norm_whole": True},
-}
-# What transformers takes for a key that is not there: configuration classes of version 5. A config of its own has
-# always the keys of `_SHAPE`; the text_config of a multimodal model has only what differs from its type's defaults.
+# A config of its own has always these keys; that of a text model in another may leave them out.
 _SHAPE = (
     "hidden_size",
     "num_hidden_layers",
@@ -90,232 +59,25 @@ _SHAPE = (
     "intermediate_size",
     "vocab_size",
 )
-
-
-def _defaults(
-    layers: int,
-    hidden: int,
-    ffn: int,
-    heads: int,
-    vocab: int,
-    kv_heads: int | None = None,
-    **more: Any,
-) -> dict[str, Any]:
-    return {
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "intermediate_size": ffn,
-        "num_attention_heads": heads,
-        "vocab_size": vocab,
-        **({"num_key_value_heads": kv_heads} if kv_heads else {}),
-        **more,
-    }
-
-
-_QWEN2_VL = _defaults(80, 8192, 29568, 64, 152_064, 8)
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": _defaults(32, 4096, 11008, 32, 32_000),
-    "mistral": _defaults(32, 4096, 14336, 32, 32_000, 8, sliding_window=4096),
-    "mixtral": _defaults(
-        32, 4096, 14336, 32, 32_000, 8, num_local_experts=8, num_experts_per_tok=2
-    ),
-    "ministral3": _defaults(34, 4096, 14336, 32, 131_072, 8, head_dim=128),
-    "phi3": _defaults(32, 3072, 8192, 32, 32_064),
-    "qwen2": _defaults(32, 4096, 22016, 32, 151_936),
-    "qwen2_vl": _QWEN2_VL,
-    "qwen2_vl_text": _QWEN2_VL,
-    "qwen2_5_vl": _QWEN2_VL,
-    "qwen2_5_vl_text": _QWEN2_VL,
-    "qwen3": _defaults(32, 4096, 22016, 32, 151_936, head_dim=128),
-    "qwen3_vl_text": _defaults(32, 4096, 22016, 32, 151_936, 32, head_dim=128),
-    "qwen2_moe": _defaults(
-        24,
-        2048,
-        5632,
-        16,
-        151_936,
-        num_experts=60,
-        num_experts_per_tok=4,
-        moe_intermediate_size=1408,
-        shared_expert_intermediate_size=5632,
-    ),
-    "qwen3_moe": _defaults(
-        24,
-        2048,
-        6144,
-        32,
-        151_936,
-        4,
-        num_experts=128,
-        num_experts_per_tok=8,
-        moe_intermediate_size=768,
-    ),
-    "qwen3_vl_moe_text": _defaults(
-        24,
-        2048,
-        5632,
-        16,
-        151_936,
-        16,
-        num_experts=60,
-        num_experts_per_tok=4,
-        moe_intermediate_size=1408,
-    ),
-    "gpt_oss": _defaults(
-        36,
-        2880,
-        2880,
-        64,
-        201_088,
-        8,
-        head_dim=64,
-        sliding_window=128,
-        num_local_experts=128,
-        num_experts_per_tok=4,
-    ),
-    "gemma": _defaults(28, 3072, 24576, 16, 256_000, 16, head_dim=256),
-    "gemma2": _defaults(26, 2304, 9216, 8, 256_000, 4, head_dim=256, sliding_window=4096),
-    "gemma3_text": _defaults(26, 2304, 9216, 8, 262_208, 4, head_dim=256, sliding_window=4096),
-    "deepseek_v3": _defaults(
-        61,
-        7168,
-        18432,
-        128,
-        129_280,
-        n_routed_experts=256,
-        n_shared_experts=1,
-        num_experts_per_tok=8,
-        moe_intermediate_size=2048,
-        first_k_dense_replace=3,
-        q_lora_rank=1536,
-        kv_lora_rank=512,
-        qk_nope_head_dim=128,
-        qk_rope_head_dim=64,
-        v_head_dim=128,
-    ),
-    "llama4_text": _defaults(
-        48,
-        5120,
-        8192,
-        40,
-        202_048,
-        8,
-        head_dim=128,
-        attention_chunk_size=8192,
-        num_local_experts=16,
-        num_experts_per_tok=1,
-        intermediate_size_mlp=16384,
-    ),
-    "olmo2": _defaults(32, 4096, 11008, 32, 50_304),
-    "olmo3": _defaults(32, 4096, 11008, 32, 50_304, sliding_window=4096),
-    "glm4_moe": _defaults(
-        46,
-        4096,
-        10944,
-        96,
-        151_552,
-        8,
-        n_routed_experts=128,
-        n_shared_experts=1,
-        num_experts_per_tok=8,
-        moe_intermediate_size=1408,
-        first_k_dense_replace=1,
-    ),
-    "minimax_m2": _defaults(
-        62, 3072, 1536, 48, 200_064, 8, head_dim=128, num_local_experts=256, num_experts_per_tok=8
-    ),
-}
-# Types that have parts without a cost model.
-_LACKING = {
-    **dict.fromkeys(
-        ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "kimi_linear"),
-        "layers of linear attention (gated delta nets)",
-    ),
-    **dict.fromkeys(
-        (
-            "nemotron_h",
-            "mamba",
-            "mamba2",
-            "jamba",
-            "bamba",
-            "falcon_h1",
-            "granitemoehybrid",
-            "zamba2",
-        ),
-        "state-space layers (Mamba)",
-    ),
-    "minimax": "layers of lightning attention",
-    "lfm2": "layers of convolutions",
-    "recurrent_gemma": "recurrent layers",
-    "rwkv": "recurrent layers",
-    "gemma3n_text": "embeddings of each layer",
-    "mllama_text_model": "layers of cross attention",
-    **dict.fromkeys(
-        ("t5", "mt5", "t5gemma", "bart", "mbart", "whisper", "pegasus"),
-        "an encoder before its decoder",
-    ),
-    **dict.fromkeys(
-        ("bert", "roberta", "deberta-v2", "modernbert", "electra", "xlm-roberta"),
-        "attention to both sides",
-    ),
-}
-# Keys of a config that change costs but are not modelled.
-_LOST = {
-    "sliding_window": "attention is taken over the whole sequence, not over a sliding window",
-    "attention_chunk_size": "attention is taken over the whole sequence, not within chunks",
-    "quantization_config": "weights are taken in the dtype of the work, not quantized",
-    "mlp_bias": "biases of the MLP are left out",
-    "layer_types": "all layers are taken to attend over the whole sequence",
-    "num_mtp_modules": "modules that predict further tokens are left out",
-    "cross_attention_layers": "layers with cross attention are taken as plain ones",
-}
-_WITH_EXPERTS = (
-    "mixtral",
-    "gpt_oss",
-    "qwen2_moe",
-    "qwen3_moe",
-    "qwen3_vl_moe_text",
-    "deepseek_v2",
-    "deepseek_v3",
-    "kimi_k2",
-    "llama4_text",
-    "glm4_moe",
-    "minimax_m2",
-)
-_LIKE_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 _TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
-# The text model that transformers takes where a text_config does not name its type, by the type around it.
-_TEXT_TYPES = {
-    **dict.fromkeys(
-        (
-            "llava", "llava_next", "llava_next_video", "video_llava", "vipllava", "idefics3", "smolvlm",
-            "voxtral", "perception_lm", "janus", "deepseek_vl",
-        ),
-        "llama",
-    ),
-    **dict.fromkeys(
-        ("llava_onevision", "internvl", "qwen2_audio", "ovis2", "got_ocr2", "fast_vlm", "vibevoice"), "qwen2"
-    ),
-    **dict.fromkeys(("mistral3", "idefics2"), "mistral"),
-    **{name: f"{name}_text" for name in ("gemma3", "llama4", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")},
-    **dict.fromkeys(("qwen3_asr", "lighton_ocr"), "qwen3"),
-    "paligemma": "gemma",
-}  # fmt: skip
 _NOT_TOWERS = ("quantization_config", "generation_config", "compression_config")
-# Heads by the end of the name of an architecture.
-_HEADS = {
-    "ForCausalLM": "vocab",
-    "LMHeadModel": "vocab",
-    "ForConditionalGeneration": "vocab",
-    "ForImageTextToText": "vocab",
-    "ForVision2Seq": "vocab",
-    "ForSequenceClassification": "sequence",
-    "ForRewardModel": "sequence",
-    "ForProcessRewardModel": "sequence",
-    "ForTokenClassification": "token",
-    "ForQuestionAnswering": "token",
-    "Model": "none",
-}
+
+
+def _known(table: str) -> dict[str, Any]:
+    """Return one of the tables of ``data/hugging_face/types.yaml``."""
+    found: dict[str, Any] = data_file("hugging_face", "types")[table]
+    return found
+
+
+def _of_type(kind: str) -> dict[str, Any]:
+    """Return what is known of a type of models; nothing of one that is not read."""
+    found: dict[str, Any] = _known("types").get(kind, {})
+    return found
+
+
+def _listed(table: str, kind: str) -> str | None:
+    """Return under which name of a table a type is listed."""
+    return next((name for name, kinds in _known(table).items() if kind in kinds), None)
 
 
 def hugging_face(data: Mapping[str, Any], name: str) -> Model:
@@ -342,8 +104,8 @@ def _text_config(data: Mapping[str, Any]) -> Mapping[str, Any]:
     outer = ("model_type", "_name_or_path", "tie_word_embeddings")
     kept = {key: data[key] for key in outer if data.get(key) is not None}
     around = data.get("model_type")
-    if isinstance(around, str) and around in _TEXT_TYPES:
-        kept["model_type"] = _TEXT_TYPES[around]
+    if isinstance(around, str) and (text := _listed("text_types", around)):
+        kept["model_type"] = text
     return _text_config({**kept, **data[key]})
 
 
@@ -359,37 +121,37 @@ def _type(data: Mapping[str, Any], name: str, around: Any = None) -> str:
         ModelError: for one that has no cost model; says what that lacks.
     """
     kind = data.get("model_type")
-    if isinstance(kind, str) and kind in _TYPES:
+    types = _known("types")
+    if isinstance(kind, str) and kind in types:
         return kind
     problem = "missing" if kind is None else f"{kind!r} is not supported"
     if kind is not None and kind == around:
         problem = f"missing in the config of the text model, and {kind!r} does not imply one"
-    elif isinstance(kind, str) and kind in _TEXT_TYPES:
+    elif isinstance(kind, str) and _listed("text_types", kind):
         problem = f"{kind!r} has its text model in text_config, which is missing"
-    if isinstance(kind, str) and kind in _LACKING:
-        problem += f", as it has {_LACKING[kind]}, for which there is no cost model"
+    if isinstance(kind, str) and (part := _listed("lacking", kind)):
+        problem += f", as it has {part}, for which there is no cost model"
     raise ModelError(
-        f"model {name}: model_type: {problem}; supported are {', '.join(_TYPES)};"
+        f"model {name}: model_type: {problem}; supported are {', '.join(types)};"
         " or write a short config"
     )
 
 
 def _text_model(data: Mapping[str, Any], name: str, nested: bool, around: Any = None) -> Model:
     kind = _type(data, name, around)
+    known = _of_type(kind)
     defaults = {
         key: value
-        for key, value in _DEFAULTS.get(kind, {}).items()
+        for key, value in known.get("defaults", {}).items()
         if key not in data
         # published configs of gemma leave their vocabulary out
         and (nested or key not in _SHAPE or (key == "vocab_size" and kind.startswith("gemma")))
     }
     data = {**defaults, **data}
     names = dict(_GPT2 if kind == "gpt2" else _COMMON)
-    if kind in _WITH_EXPERTS:
-        names |= _EXPERTS
-    if kind in _LIKE_DEEPSEEK:
-        names |= _LATENT
-    made: dict[str, Any] = {"name": _name(data, name), **_TYPES[kind]}
+    names |= _EXPERTS if known.get("experts") else {}
+    names |= _LATENT if known.get("latent") else {}
+    made: dict[str, Any] = {"name": _name(data, name), **known.get("implies", {})}
     for theirs, ours in names.items():
         if data.get(theirs) is not None:
             made[ours] = data[theirs]
@@ -401,7 +163,7 @@ def _text_model(data: Mapping[str, Any], name: str, nested: bool, around: Any = 
         if ours != "tied" and not isinstance(value := made.get(ours, 0), int):
             raise ModelError(f"model {name}: {theirs}: expected a whole number, got {value!r}")
     made |= _beyond_names(data, kind, made) | _dense_layers(data, name)
-    if kind in _LIKE_DEEPSEEK:
+    if known.get("latent"):
         made.pop("kv_heads", None)  # meaningless there: one latent serves every head
         made.pop("head_dim", None)
     scaling = data.get("rope_scaling") or data.get("rope_parameters")
@@ -445,7 +207,7 @@ def _beyond_names(data: Mapping[str, Any], kind: str, made: Mapping[str, Any]) -
     if kind == "llama4_text":  # except in layers without experts; one is shared by all tokens
         found["shared_ffn"] = made["ffn"]
         found["ffn"] = data.get("intermediate_size_mlp") or made["ffn"]
-    if kind in (*_LIKE_DEEPSEEK, "glm4_moe"):
+    if _of_type(kind).get("latent") or kind == "glm4_moe":
         found["shared_ffn"] = (data.get("n_shared_experts") or 0) * made.get("expert_ffn", 0)
     return found
 
@@ -460,12 +222,13 @@ def _head(data: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[dict[str, A
     known.sort(key=lambda name: "For" not in name and "LMHead" not in name)
     if not known:
         return {}, []
-    end = next((end for end in _HEADS if known[0].endswith(end)), None)
+    heads = _known("heads")
+    end = next((end for end in heads if known[0].endswith(end)), None)
     if end is None:
         return {}, [
             f"architectures: the head of {known[0]} is not known, a language model's is taken"
         ]
-    head = _HEADS[end]
+    head = heads[end]
     if head in ("vocab", "none"):
         return ({} if head == "vocab" else {"head": head}), []
     labels = 2 if end == "ForQuestionAnswering" else _labels(data, text)
@@ -506,14 +269,14 @@ def _labels(data: Mapping[str, Any], text: Mapping[str, Any]) -> int:
 def _left_out(data: Mapping[str, Any], text: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each key of a ``config.json`` that changes costs and is not in the model."""
     kind = str(text.get("model_type"))
-    whole = {**_DEFAULTS.get(kind, {}), **data, **text}
+    whole = {**_of_type(kind).get("defaults", {}), **data, **text}
     if not whole.get("use_sliding_window", not kind.startswith("qwen")):
         whole.pop("sliding_window", None)
     layers = whole.get("layer_types")
     if isinstance(layers, list) and set(map(str, layers)) <= {"full_attention"}:
         whole.pop("layer_types")
-    yield from (f"{key}: {lost}" for key, lost in _LOST.items() if whole.get(key))
-    if kind not in _WITH_EXPERTS:
+    yield from (f"{key}: {lost}" for key, lost in _known("lost").items() if whole.get(key))
+    if not _of_type(kind).get("experts"):
         for key in ("num_local_experts", "num_experts", "n_routed_experts"):
             if isinstance(whole.get(key), int) and whole[key] > 1:
                 yield f"{key}: models of the type {kind} have no experts, and none is read"
@@ -548,36 +311,10 @@ def _sub_configs(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, An
             yield str(key), value
 
 
-# Names that towers have for their sizes, and the sizes of types that have only what differs from these.
+# Names that towers have for their sizes, and those whose MLP is gated.
 _DEPTHS = ("num_hidden_layers", "depth", "encoder_layers", "num_layers", "n_layers", "layers")
 _WIDTHS = ("embed_dim", "hidden_size", "d_model", "width", "hidden_dim", "dim")
 _WIDENED = ("intermediate_size", "encoder_ffn_dim", "ffn_dim", "mlp_dim", "dim_feedforward")
-_TOWERS: dict[str, dict[str, int]] = {
-    "clip_vision_model": {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "patch_size": 32,
-    },
-    "siglip_vision_model": {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "patch_size": 16,
-    },
-    "pixtral": {
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 24,
-        "patch_size": 16,
-    },
-    "voxtral_encoder": {
-        "hidden_size": 1280,
-        "intermediate_size": 5120,
-        "num_hidden_layers": 32,
-        "num_mel_bins": 128,
-    },
-}
 _GATED = ("pixtral", "qwen2_5_vl", "qwen2_5_vl_vision")
 
 
@@ -596,7 +333,7 @@ def _tower_parameters(config: Mapping[str, Any]) -> int | None:
     kind = str(config.get("model_type"))
     if isinstance(inner := next((config[key] for key in _TEXT if key in config), None), Mapping):
         config = inner
-    config = {**_TOWERS.get(kind, {}), **config}
+    config = {**_known("towers").get(kind, {}), **config}
     depth, width = _first(config, _DEPTHS), _first(config, _WIDTHS)
     if not depth or not width:
         return None
@@ -606,14 +343,15 @@ def _tower_parameters(config: Mapping[str, Any]) -> int | None:
     heads, dim = _first(config, ("num_attention_heads", "num_heads")), _first(config, ("head_dim",))
     queries = heads * dim or width
     keys = _first(config, ("num_key_value_heads",)) * dim or queries
-    gated = kind in _GATED or kind in _TYPES
+    text = kind in _known("types")
+    gated = kind in _GATED or text
     layer = 2 * width * (queries + keys) + (3 if gated else 2) * width * inner_width
     inputs = 3 * _first(config, ("patch_size",)) ** 2 * width  # of an image's colours
     mels = _first(config, ("num_mel_bins",))  # of sound: two convolutions over three steps
     inputs += (
         (3 * mels + 3 * width + _first(config, ("max_source_positions",))) * width * bool(mels)
     )
-    tokens = _first(config, ("vocab_size",)) if kind in _TYPES else 0
+    tokens = _first(config, ("vocab_size",)) if text else 0
     return depth * layer + inputs + 2 * tokens * width
 
 
