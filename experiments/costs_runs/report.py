@@ -7,8 +7,10 @@ from itertools import combinations
 from statistics import median
 from typing import Any, NamedTuple
 
-from optpipe_sim.costs.doubt import FEATURES, OFFLOADING, POOR, Compared
-from optpipe_sim.costs.machine_files import machine_names
+from optpipe_sim.costs import load_machine, load_model, machine_names
+from optpipe_sim.costs.doubt import OFFLOADING, POOR, Compared, features_of
+from optpipe_sim.costs.layout import Layout
+from optpipe_sim.costs.work import Work
 
 from .sweep import Sweep
 
@@ -172,6 +174,7 @@ def _lines(of: Iterable[tuple[Compared, str]]) -> list[str]:
 
 def uncovered(rows: Sequence[Compared]) -> Iterator[str]:
     """Yield a line per shipped machine: the kinds, formats and features that no run was compared for."""
+    any_case = load_model("llama3-70b"), load_machine("h100"), Layout(1), Work()
     for machine in machine_names():
         here = [row for row in rows if row.machine == machine]
         seen = frozenset[str]().union(*(row.features for row in here))
@@ -182,7 +185,7 @@ def uncovered(rows: Sequence[Compared]) -> Iterator[str]:
             for dtype in ("bf16", "fp16", "fp8")
             if (kind, dtype) not in kinds
         ]
-        missing = [name for name in (*FEATURES, OFFLOADING) if name not in seen]
+        missing = [name for name in (*features_of(*any_case), OFFLOADING) if name not in seen]
         yield (
             f"| {machine} | {', '.join(without) if here else 'all'} |"
             f" {', '.join(missing) if here else 'all'} |"

@@ -8,7 +8,7 @@ machine, kind of model and number format, and the features that none of them has
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import accumulate
@@ -102,15 +102,8 @@ class Doubt:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the ``doubt`` of an estimated profile's meta."""
-        return {
-            "error": self.error,
-            "bias": self.bias,
-            "worst": self.worst,
-            "runs": self.runs,
-            "basis": self.basis,
-            "unmeasured": list(self.unmeasured),
-            "interval": self.interval and list(self.interval),
-        }
+        interval = self.interval and list(self.interval)
+        return {**vars(self), "unmeasured": list(self.unmeasured), "interval": interval}
 
 
 def kind_of(model: Model) -> str:
@@ -118,57 +111,46 @@ def kind_of(model: Model) -> str:
     return "experts" if model.experts else "dense"
 
 
-# A case has features beyond its machine, kind of model and number format, by name.
-FEATURES: Mapping[str, Callable[[Model, Machine, Layout, Work], bool]] = {
-    "pipeline parallelism": lambda model, machine, layout, work: layout.pipeline > 1,
-    "tensor parallelism": lambda model, machine, layout, work: layout.tp > 1,
-    "context parallelism": lambda model, machine, layout, work: layout.cp > 1,
-    "expert parallelism": lambda model, machine, layout, work: layout.ep > 1,
-    "expert parallelism across nodes": lambda model, machine, layout, work: (
-        layout.ep * layout.expert_tp > machine.devices_per_node
-    ),
-    "ZeRO 2 or 3": lambda model, machine, layout, work: layout.zero > 1,
-    "several nodes": lambda model, machine, layout, work: (
-        layout.devices * layout.dp > machine.devices_per_node
-    ),
-    "recomputation of norms": lambda model, machine, layout, work: work.recompute == "norms",
-    "recomputation of modules": lambda model, machine, layout, work: (
-        work.recompute not in RECOMPUTE
-    ),
-    "full recomputation": lambda model, machine, layout, work: work.recompute == "full",
-    "unfused attention": lambda model, machine, layout, work: not work.flash,
-    "latent attention": lambda model, machine, layout, work: model.latent,
-    "overlapped exchange": lambda model, machine, layout, work: (
-        work.ep > 1 and (work.exchange.endswith("overlapped") or work.pairs != "none")
-    ),
-    "buffers of experts": lambda model, machine, layout, work: work.expert_rank_capacity > 0,
-    "unevenly loaded experts": lambda model, machine, layout, work: work.imbalance != 1,
-    "overlapped gradients": lambda model, machine, layout, work: (
-        layout.copies > 1 and "grad-reduce" in work.overlap
-    ),
-    "overlapped tensor parallelism": lambda model, machine, layout, work: (
-        layout.tp > 1 and "tp-comm" in work.overlap
-    ),
-    "exposed tensor parallelism": lambda model, machine, layout, work: (
-        layout.tp > 1 and "tp-comm" not in work.overlap
-    ),
-    "CUDA graphs of modules": lambda model, machine, layout, work: bool(work.cuda_graph_modules),
-    "CUDA graphs": lambda model, machine, layout, work: work.cuda_graphs,
-    "experts without CUDA graphs": lambda model, machine, layout, work: (
-        model.experts > 0 and not work.cuda_graphs and not work.cuda_graph_modules
-    ),
-    "gradients summed up apart": lambda model, machine, layout, work: work.gradient_sums != "fused",
-    "blocking launches": lambda model, machine, layout, work: work.launch_blocking,
-    "no sequence parallelism": lambda model, machine, layout, work: (
-        layout.tp > 1 and not work.sequence_parallel
-    ),
-}
 OFFLOADING = "offloading"  # of a schedule, not of a case
 
 
+def features_of(model: Model, machine: Machine, layout: Layout, work: Work) -> dict[str, bool]:
+    """Return the features that a case may have beyond its machine, kind of model and number format, and whether it does."""
+    return {
+        "pipeline parallelism": layout.pipeline > 1,
+        "tensor parallelism": layout.tp > 1,
+        "context parallelism": layout.cp > 1,
+        "expert parallelism": layout.ep > 1,
+        "expert parallelism across nodes": layout.ep * layout.expert_tp > machine.devices_per_node,
+        "ZeRO 2 or 3": layout.zero > 1,
+        "several nodes": layout.devices * layout.dp > machine.devices_per_node,
+        "recomputation of norms": work.recompute == "norms",
+        "recomputation of modules": work.recompute not in RECOMPUTE,
+        "full recomputation": work.recompute == "full",
+        "unfused attention": not work.flash,
+        "latent attention": model.latent,
+        "overlapped exchange": work.ep > 1
+        and (work.exchange.endswith("overlapped") or work.pairs != "none"),
+        "buffers of experts": work.expert_rank_capacity > 0,
+        "unevenly loaded experts": work.imbalance != 1,
+        "overlapped gradients": layout.copies > 1 and "grad-reduce" in work.overlap,
+        "overlapped tensor parallelism": layout.tp > 1 and "tp-comm" in work.overlap,
+        "exposed tensor parallelism": layout.tp > 1 and "tp-comm" not in work.overlap,
+        "CUDA graphs of modules": bool(work.cuda_graph_modules),
+        "CUDA graphs": work.cuda_graphs,
+        "experts without CUDA graphs": model.experts > 0
+        and not work.cuda_graphs
+        and not work.cuda_graph_modules,
+        "gradients summed up apart": work.gradient_sums != "fused",
+        "blocking launches": work.launch_blocking,
+        "no sequence parallelism": layout.tp > 1 and not work.sequence_parallel,
+    }
+
+
 def features(model: Model, machine: Machine, layout: Layout, work: Work) -> frozenset[str]:
-    """Return the features of a case beyond its machine, kind of model and number format."""
-    return frozenset(name for name, has in FEATURES.items() if has(model, machine, layout, work))
+    """Return the features that a case has."""
+    found = features_of(model, machine, layout, work)
+    return frozenset(name for name, has in found.items() if has)
 
 
 def doubt(

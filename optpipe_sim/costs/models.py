@@ -171,6 +171,11 @@ class Model:
             if key not in SAID and usual.get(key, MISSING) != value
         }
 
+    def to_json(self) -> dict[str, Any]:
+        """Return a short config: the shape, and what is said of the model where anything is."""
+        said = {key: getattr(self, key) for key in SAID}
+        return {**self.shape(), **{key: value for key, value in said.items() if value}}
+
     @property
     def normed(self) -> bool:
         """Norms of queries and keys?"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from ..errors import OptPipeError
@@ -28,6 +28,16 @@ from .work import (
     shares_heads,
 )
 
+# what a field of `Work` may be
+WORDS: dict[str, Collection[str]] = {
+    "exchange": EXCHANGES,
+    "context": CONTEXTS,
+    "dtype": DTYPES,
+    "pairs": PAIRS,
+    "gradient_sums": GRADIENT_SUMS,
+    "fp8_weights": FP8_WEIGHTS,
+    "loss_fusion": ("", *LOSS_FUSIONS),
+}
 OPTIMIZER_BYTES = 12  # Adam in mixed precision: fp32 weights and two moments
 
 
@@ -255,8 +265,6 @@ def _check_pairs(model: Model, work: Work) -> None:
     Raises:
         OptPipeError: one line with the reason.
     """
-    if work.pairs not in PAIRS:
-        raise OptPipeError(f"pairs: expected {', '.join(PAIRS)}, got {work.pairs!r}")
     if work.pairs == "none":
         return
     if not model.experts:
@@ -330,10 +338,10 @@ def check_work(model: Model, work: Work) -> None:
             f"slices: {model.name} attends to later tokens (bidirectional); leave them out"
         )
     require_modules(work.recompute, model, work.exchange)
-    if work.exchange not in EXCHANGES:
-        raise OptPipeError(f"exchange: expected {', '.join(EXCHANGES)}, got {work.exchange!r}")
-    if work.context not in CONTEXTS:
-        raise OptPipeError(f"context: expected {', '.join(CONTEXTS)}, got {work.context!r}")
+    for key, words in WORDS.items():
+        if (word := getattr(work, key)) not in words:
+            known = ", ".join(filter(None, words))
+            raise OptPipeError(f"{key}: expected {known}, got {word!r}")
     if shares_heads(work) and model.kv_heads % (work.tp * work.cp) and not model.latent:
         raise OptPipeError(
             f"context: heads needs tp {work.tp} x cp {work.cp} to divide the {model.kv_heads} kv_heads"
@@ -344,8 +352,6 @@ def check_work(model: Model, work: Work) -> None:
             raise OptPipeError(f"overlap: expected some of {', '.join(OVERLAPS)}, got {name!r}")
     if "param-gather" in work.overlap and "grad-reduce" not in work.overlap:
         raise OptPipeError("overlap: param-gather needs grad-reduce, as in Megatron-LM; give both")
-    if work.dtype not in DTYPES:
-        raise OptPipeError(f"dtype: expected {', '.join(DTYPES)}, got {work.dtype!r}")
     _check_pairs(model, work)
     _check_graphs(model, work)
     _check_buffers(model, work)
@@ -391,10 +397,6 @@ def _check_formats(work: Work) -> None:
             f"weights_in_fp32: needs dtype bf16 or fp16 with gradients in fp32, got {work.dtype}"
             f" with gradients of {work.gradient_bytes} bytes"
         )
-    if work.gradient_sums not in GRADIENT_SUMS:
-        raise OptPipeError(
-            f"gradient_sums: expected {', '.join(GRADIENT_SUMS)}, got {work.gradient_sums!r}"
-        )
     if work.gradient_sums == "cast" and work.gradient_bytes == work.element:
         raise OptPipeError(
             f"gradient_sums: cast needs gradients that are summed up in fp32, got {work.dtype} with gradients of"
@@ -405,17 +407,9 @@ def _check_formats(work: Work) -> None:
             "launch_blocking: nothing runs beside a kernel that is waited for; leave out cuda_graphs, cuda_graph_modules,"
             " overlap, overlapped exchanges and pairs"
         )
-    if work.fp8_weights not in FP8_WEIGHTS:
-        raise OptPipeError(
-            f"fp8_weights: expected {', '.join(FP8_WEIGHTS)}, got {work.fp8_weights!r}"
-        )
     if work.fp8_weights == "cached" and work.dtype != "fp8":
         raise OptPipeError(f"fp8_weights: cached needs dtype fp8, got {work.dtype}")
     if work.userbuffers and "tp-comm" not in work.overlap:
         raise OptPipeError(
             "userbuffers: those of overlapped tensor parallelism; give overlap tp-comm"
-        )
-    if work.loss_fusion not in ("", *LOSS_FUSIONS):
-        raise OptPipeError(
-            f"loss_fusion: expected {', '.join(LOSS_FUSIONS)}, got {work.loss_fusion!r}"
         )

@@ -17,6 +17,7 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from . import torchtitan
 from .nearest import Nearest
+from .parts import said
 
 # Levels of a profile, and the policy that recomputes about as much; it has none that saves everything.
 POLICIES: Mapping[str | None, str] = {"norms": "default", "selective": "default", "full": "full"}
@@ -49,7 +50,7 @@ def _level(schedule: Schedule, levels: Mapping[str | None, str]) -> str | None:
 
 def _levels(profile: CostProfile) -> Mapping[str | None, str]:
     """Return the levels to choose from: none but what every stage already recomputes, or those of the profile."""
-    inside = dict(profile.meta.get("work") or {}).get("recompute", "none")
+    inside = said(profile, "work").get("recompute", "none")
     return {None: POLICIES[inside]} if inside in POLICIES else POLICIES
 
 

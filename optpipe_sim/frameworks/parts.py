@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..costs.parallelism import decoder_counts, mtp_stage
 from ..errors import OptPipeError, ProfileError
 from ..profile import CostProfile
 from ..profile.items import EMBEDDING, HEAD, MTP
+
+
+def said(profile: CostProfile, of: str) -> dict[str, Any]:
+    """Return what an estimated profile says ``of`` its model, its work, how it is parallel, ...; nothing where it does not."""
+    found = profile.meta.get(of)
+    return found if isinstance(found, dict) else {}
 
 
 class Part(NamedTuple):
@@ -67,17 +73,16 @@ def parts_of(profile: CostProfile, layers: Sequence[int] | None = None) -> tuple
                 f" got {','.join(map(str, layers))}"
             )
         return parts_with(layers)
-    said = [cost.layers for cost in profile.stages]
-    if profile.items and sum(filter(None, said)) == len(profile.items):
+    stated = [cost.layers for cost in profile.stages]
+    if profile.items and sum(filter(None, stated)) == len(profile.items):
         return _parts_of_items(profile)
-    if None in said and "layers_per_stage" not in profile.meta:
+    if None in stated and "layers_per_stage" not in profile.meta:
         raise ProfileError(
-            f"stages[{said.index(None)}].layers: missing in the profile {profile.name}: frameworks"
+            f"stages[{stated.index(None)}].layers: missing in the profile {profile.name}: frameworks"
             " need the number of layers of each stage; write it there, or give all of them, as in --layers 4,4,4,3"
         )
-    counts = [count or 0 for count in said]
-    model, known = profile.meta.get("model"), profile.meta.get("layers_per_stage")
-    further = model.get("mtp", 0) if isinstance(model, dict) else 0
+    counts = [count or 0 for count in stated]
+    further, known = said(profile, "model").get("mtp", 0), profile.meta.get("layers_per_stage")
     at = mtp_stage(known) if isinstance(known, Sequence) and len(known) == len(counts) else -1
     if _ends_count(profile, sum(counts) - further):
         counts[0] -= 1
@@ -104,7 +109,6 @@ def _parts_of_items(profile: CostProfile) -> tuple[Part, ...]:
 def _ends_count(profile: CostProfile, total: int) -> bool:
     """Whether embedding and loss count among the layers of the stages, given the model's `total`."""
     known = profile.meta.get("layers_per_stage")
-    model = profile.meta.get("model")
     if isinstance(known, Sequence) and known:
         return bool(sum(decoder_counts(known)) == total - 2)
-    return isinstance(model, dict) and model.get("layers") == total - 2
+    return bool(said(profile, "model").get("layers") == total - 2)

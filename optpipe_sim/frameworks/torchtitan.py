@@ -19,7 +19,7 @@ from ..schedule.shape import expand_placement
 from ..schedules import INTERLEAVED, PLAIN, REGISTRY, build, those
 from .losses import OFFLOADS
 from .nearest import Nearest, compare, replay_unlimited
-from .parts import Part, parts_of
+from .parts import Part, parts_of, said
 
 # Our name, torch's schedule of the same order, and its number of chunks (None: several).
 SAME = tuple(
@@ -117,33 +117,8 @@ def options(
     level = next(iter(schedule.recompute.values()), None)
     if levels_of is CHECKPOINTS:
         level = level or _baked_in(profile)
-    if "tp-comm" in dict(profile.meta.get("work") or {}).get("overlap", ()):
-        raise OptPipeError(
-            f"profile {profile.name}: its costs hide tensor parallelism's collectives as Megatron-LM does, which"
-            " torchtitan has no option for; estimate without --overlap tp-comm"
-        )
-    work = dict(profile.meta.get("work") or {})
-    if work.get("grad_reduce_in_bf16"):
-        raise OptPipeError(
-            f"profile {profile.name}: its costs have gradients in bf16, which torchtitan reduces in fp32;"
-            " estimate without --grad-reduce-in-bf16"
-        )
-    if work.get("gradient_sums") == "cast":
-        raise OptPipeError(
-            f"profile {profile.name}: its costs cast gradients to add them up, which torchtitan does not; estimate"
-            " with --gradient-sums apart"
-        )
-    if work.get("dtype") == "fp16" and not work.get("accumulate_grads_in_fp32"):
-        raise OptPipeError(
-            f"profile {profile.name}: its costs have gradients in fp16, which torchtitan reduces in fp32;"
-            " estimate with --accumulate-grads-in-fp32"
-        )
+    _refuse(profile, shape.devices > 1)
     if shape.devices > 1:  # its CUDA graphs are on by default, and refuse a pipeline
-        if dict(profile.meta.get("work") or {}).get("cuda_graphs"):
-            raise OptPipeError(
-                f"profile {profile.name}: its costs are of iterations that run as CUDA graphs, which torchtitan"
-                " refuses with a pipeline; estimate without --cuda-graphs"
-            )
         training["disable_cuda_graphs"] = True
     return {
         "training": training,
@@ -152,13 +127,45 @@ def options(
     }
 
 
+def _refuse(profile: CostProfile, pipeline: bool) -> None:
+    """Raise for what an estimated profile's costs are of and torchtitan does otherwise."""
+    work = said(profile, "work")
+    narrow = work.get("dtype") == "fp16" and not work.get("accumulate_grads_in_fp32")
+    for wrong, why in (
+        (
+            "tp-comm" in work.get("overlap", ()),
+            "hide tensor parallelism's collectives as Megatron-LM does, which torchtitan has no option for; estimate"
+            " without --overlap tp-comm",
+        ),
+        (
+            work.get("grad_reduce_in_bf16"),
+            "have gradients in bf16, which torchtitan reduces in fp32; estimate without --grad-reduce-in-bf16",
+        ),
+        (
+            work.get("gradient_sums") == "cast",
+            "cast gradients to add them up, which torchtitan does not; estimate with --gradient-sums apart",
+        ),
+        (
+            narrow,
+            "have gradients in fp16, which torchtitan reduces in fp32; estimate with --accumulate-grads-in-fp32",
+        ),
+        (
+            pipeline and work.get("cuda_graphs"),
+            "are of iterations that run as CUDA graphs, which torchtitan refuses with a pipeline; estimate without"
+            " --cuda-graphs",
+        ),
+    ):
+        if wrong:
+            raise OptPipeError(f"profile {profile.name}: its costs {why}")
+
+
 def _baked_in(profile: CostProfile) -> str | None:
     """Return what every stage of an estimated profile already recomputes.
 
     Raises:
         OptPipeError: where torchtitan has no checkpointing like it.
     """
-    level = dict(profile.meta.get("work") or {}).get("recompute", "none")
+    level = said(profile, "work").get("recompute", "none")
     if level not in ("none", "full"):
         raise OptPipeError(
             f"profile {profile.name}: its costs are of recomputing {level}, which torchtitan's checkpointing"
@@ -169,8 +176,8 @@ def _baked_in(profile: CostProfile) -> str | None:
 
 def _sizes(profile: CostProfile) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what an estimated profile says for the sections training and parallelism."""
-    parallel, work = (profile.meta.get(key) for key in ("parallel", "work"))
-    if not isinstance(parallel, dict) or not isinstance(work, dict):
+    parallel, work = said(profile, "parallel"), said(profile, "work")
+    if not parallel or not work:
         return {}, {}
     training, sizes = {}, {}
     if {"seq", "microbatch"} <= set(work):

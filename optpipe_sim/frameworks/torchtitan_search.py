@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,7 @@ from ..profile import CostProfile
 from ..profile.items import StageMaker
 from ..profile.layout import counts_of
 from ..schedules.recompute import everywhere, fused_at_levels, with_level
-from ..solvers.layers.moved import moves
+from ..solvers.layers.moved import climb, moves
 from ..solvers.options import SolveOptions
 from ..solvers.solve import solve
 from ..solvers.treatments import restrict
@@ -136,16 +136,10 @@ def _with_layers_moved(given: Trace, profile: CostProfile, until: float) -> Trac
             return replace(trace, objective=given.objective) if trace.fits else None
         return None
 
-    best, better = at(counts_of(own)), True
+    def moved(one: Trace) -> Iterator[list[int]]:
+        return moves(counts_of(replace(one.profile, items=own.items)), one.profile)
+
+    best = at(counts_of(own))
     if best is None or best.cost_ns > given.cost_ns:
         best = given
-    while better and time.monotonic() < until:
-        better = False
-        counts = counts_of(replace(best.profile, items=own.items))
-        for other in map(at, moves(counts, best.profile)):
-            if other is not None and other.cost_ns < best.cost_ns:
-                best, better = other, True
-                break
-            if time.monotonic() > until:
-                break
-    return best
+    return climb(best, moved, at, lambda one: one.cost_ns, until)[-1]

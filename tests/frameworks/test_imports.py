@@ -11,7 +11,6 @@ import yaml
 
 from optpipe_sim.costs import estimate, load_model
 from optpipe_sim.costs.models import Model, parameters
-from optpipe_sim.frameworks.imports.hf_config import model_data, read_config
 
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32,
@@ -66,23 +65,24 @@ def test_configs(tmp_path: Path, name: str) -> None:
     config, billions, lost = CONFIGS[name]
     path = tmp_path / f"{name}.json"
     path.write_text(json.dumps(config))
-    model, unread = read_config(path)
+    model = load_model(path)
+    unread = model.warnings
     folder = tmp_path / name / "config.json"
     folder.parent.mkdir()
     folder.write_text(json.dumps(config))
-    assert read_config(folder.parent)[1] == unread
+    assert load_model(folder.parent).warnings == unread
     assert parameters(model) / 1e9 == pytest.approx(billions, rel=0.005)
     assert [sentence.partition(":")[0] for sentence in unread] == lost
     short = tmp_path / "short.yaml"
-    short.write_text(yaml.safe_dump(model_data(model)))
+    short.write_text(yaml.safe_dump(model.to_json()))
     assert load_model(short) == model
     # and whoever estimates with it, or with the config itself, is warned of it
     for source in (path, short):
         assert estimate(source, "h100", 1, seq=1024).meta.get("warnings", []) == unread
 
 
-def test_model_data_is_what_is_not_as_usual() -> None:
+def test_a_short_config_is_what_is_not_as_usual() -> None:
     model = Model("x", 4, 64, 4, 100, ffn=128)
-    data = model_data(model)
+    data = model.to_json()
     assert data == {"name": "x", "layers": 4, "hidden": 64, "heads": 4, "vocab": 100, "kv_heads": 4,
                     "head_dim": 16, "ffn": 128}  # fmt: skip

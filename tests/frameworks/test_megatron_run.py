@@ -17,8 +17,7 @@ from optpipe_sim.costs.calibrate import load_measurements
 from optpipe_sim.costs.machine_files import load_machine
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.frameworks.imports import megatron_run
-from optpipe_sim.frameworks.imports.megatron_run import differs
-from optpipe_sim.frameworks.imports.runs import read_run
+from optpipe_sim.frameworks.imports.megatron_run import differs, read_run
 from optpipe_sim.frameworks.megatron.layout import layers_in, layout_string
 from optpipe_sim.frameworks.parts import parts_with
 

@@ -10,7 +10,7 @@ from megatron_runs import log_of
 
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.frameworks.imports.logged_run import LoggedRun
-from optpipe_sim.frameworks.imports.runs import read_run
+from optpipe_sim.frameworks.imports.megatron_run import read_run
 
 RANK = "[rank0]:[titan] 2026-02-11 01:21:06,100 - root - INFO - "
 MESH = "Building device mesh with parallelism: pp={pp}, dp_replicate={replicate}, dp_shard={shard}, cp=1, tp=8, ep=1"

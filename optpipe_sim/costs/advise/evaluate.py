@@ -31,7 +31,7 @@ from .advise import Source
 from .hints import SECONDS, hints_for
 from .replay import profile_of, replayed_freely
 from .rows import MEMORY_ERROR, Advice, Row
-from .space import Choice, Question, require_count
+from .space import Choice, Question, as_choices, require_count
 
 # of a configuration in use: what follows from others, and slices, which no trainer of it has
 _CHOSEN = ("devices", "dp", "placement", "slices", "slice_by")
@@ -266,46 +266,32 @@ def evaluate(
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
     if calibration is not None:
         machine = machine.with_rates(calibration.rates)
-    tp, cp, chunks = (options.get(key, 1) for key in ("tp", "cp", "chunks"))
-    counts = {"tp": 1, "cp": 1, "ep": 1, "chunks": 1, "microbatch": 1}
-    counts = {"gpus": gpus, "seq": seq, "pp": pp} | {
-        k: options.get(k, v) for k, v in counts.items()
-    }
-    for key, value in counts.items():
+    counts = {key: options.get(key, 1) for key in ("tp", "cp", "ep", "chunks", "microbatch")}
+    for key, value in {"gpus": gpus, "seq": seq, "pp": pp, **counts}.items():
         require_count(key, value)
-    dp = _replicas(gpus, pp, tp, cp)
-    zero = (1 if dp * cp > 1 else 0) if zero is None else zero
+    tp, cp, ep, chunks, size = counts.values()
+    dp, rest = divmod(gpus, pp * tp * cp)
+    if rest or not dp:
+        raise OptPipeError(f"gpus: {gpus} are not a multiple of pp {pp} x tp {tp} x cp {cp}")
+    zero = int(dp * cp > 1) if zero is None else zero
     (work,) = made_of(options, Work, seq=seq)
-    m = _microbatches(microbatches, global_batch, dp, work.microbatch)
+    m = _microbatches(microbatches, global_batch, dp, size)
     name = schedule or _usual(pp, chunks, work.pairs)
     chunks, placement = _cut(name, chunks)
     limit = machine.usable_bytes if memory_limit is None else as_limit("memory limit", memory_limit)
-    choice = Choice(
-        pp,
-        tp,
-        cp,
-        dp,
-        counts["ep"],
-        zero,
-        work.microbatch,
-        m,
-        work.recompute,
-        chunks,
-        placement,
-        etp=options.get("etp"),
-    )
-    keys = ("pp", "tp", "cp", "dp", "ep", "zero", "microbatch", "chunks", "recompute")
-    lists: dict[str, Any] = {key: (getattr(choice, key),) for key in keys}
+    etp = options.get("etp")
+    choice = Choice(pp, tp, cp, dp, ep, zero, size, m, work.recompute, chunks, placement, etp=etp)
+    keys = ("pp", "tp", "cp", "dp", "ep", "zero", "microbatch", "chunks", "recompute", "etp")
+    lists: dict[str, Any] = {key: as_choices(key, getattr(choice, key)) for key in keys}
     question = Question(
         model,
         machine,
         gpus,
-        dp * work.microbatch * m,
+        dp * size * m,
         work,
         limit,
         **lists,
         schedules=(name,),
-        etp=None if choice.etp is None else (choice.etp,),
         execution=machine.issued_as(execution),
     )
     levels = True if "recompute" in parse_name(name)[1] else None
@@ -315,15 +301,12 @@ def evaluate(
     bound = iteration_ns(profile, least.ns)
     row = Row(choice, name, profile, trace, bound, question.global_batch * seq)
     advice = Advice(question, (row,), 1, 0, {}, 0, None, 0.0, (), calibration)
-    return _beside(advice, measured_ns, measured_bytes)
-
-
-def _replicas(gpus: int, pp: int, tp: int, cp: int) -> int:
-    """Return how many replicas the GPUs make."""
-    dp, rest = divmod(gpus, pp * tp * cp)
-    if rest or not dp:
-        raise OptPipeError(f"gpus: {gpus} are not a multiple of pp {pp} x tp {tp} x cp {cp}")
-    return dp
+    peak = None if measured_bytes is None else as_size("measured_bytes", measured_bytes)
+    if measured_ns is not None:
+        require_time("measured_ns", measured_ns, row.iteration_ns, profile, m)
+    if peak is not None:
+        require_peak("measured_bytes", peak, row.peak_bytes, machine)
+    return Evaluation(advice, measured_ns, peak)
 
 
 def _usual(pp: int, chunks: int, pairs: str) -> str:
@@ -351,18 +334,6 @@ def _cut(schedule: str, chunks: int) -> tuple[int, str]:
     if chunks > 1 and not {"loop", "vee"} & {*ENTRIES[base].runs}:
         raise OptPipeError(f"chunks: {base} runs one chunk per device, not {chunks}; try 1f1b-i")
     return chunks, "vee" if base in VEE else "loop"
-
-
-def _beside(advice: Advice, measured_ns: float | None, measured_bytes: Size | None) -> Evaluation:
-    """Return a prediction beside what was measured, which has to be possible."""
-    (row,) = advice.rows
-    peak = None if measured_bytes is None else as_size("measured_bytes", measured_bytes)
-    if measured_ns is not None:
-        m = row.choice.microbatches
-        require_time("measured_ns", measured_ns, row.iteration_ns, row.profile, m)
-    if peak is not None:
-        require_peak("measured_bytes", peak, row.peak_bytes, advice.question.machine)
-    return Evaluation(advice, measured_ns, peak)
 
 
 def _microbatches(m: int | None, global_batch: int | None, replicas: int, microbatch: int) -> int:

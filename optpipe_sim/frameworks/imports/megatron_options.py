@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...costs.doubt import kind_of
@@ -14,22 +14,22 @@ from ...schedules import INTERLEAVED, PLAIN
 from .megatron_lines import Log
 
 _SHARDS = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-# of `Work`, by the option that says it
-_FLAGS = {
-    "--accumulate-grads-in-fp32": "accumulate_grads_in_fp32",
-    "--grad-reduce-in-bf16": "grad_reduce_in_bf16",
-    "--cuda-graphs": "cuda_graphs",
-    "--step-copy": "step_copy",
-    "--userbuffers": "userbuffers",
-}
-_LISTS = {"--overlap": "overlap", "--cuda-graph-modules": "cuda_graph_modules"}
-_SHARES = {"--expert-rank-capacity": "expert_rank_capacity", "--paged-stash": "paged_stash"}
-_WORDS = {
-    "--loss-fusion": "loss_fusion",
-    "--context": "context",
-    "--pairs": "pairs",
-    "--gradient-sums": "gradient_sums",
-    "--fp8-weights": "fp8_weights",
+# of `Work`, by the option that says it, and how its word is read
+_WORK: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "--accumulate-grads-in-fp32": ("accumulate_grads_in_fp32", lambda _: True),
+    "--grad-reduce-in-bf16": ("grad_reduce_in_bf16", lambda _: True),
+    "--cuda-graphs": ("cuda_graphs", lambda _: True),
+    "--step-copy": ("step_copy", lambda _: True),
+    "--userbuffers": ("userbuffers", lambda _: True),
+    "--overlap": ("overlap", lambda text: text.split(",")),
+    "--cuda-graph-modules": ("cuda_graph_modules", lambda text: text.split(",")),
+    "--expert-rank-capacity": ("expert_rank_capacity", float),
+    "--paged-stash": ("paged_stash", float),
+    "--loss-fusion": ("loss_fusion", str),
+    "--context": ("context", str),
+    "--pairs": ("pairs", str),
+    "--gradient-sums": ("gradient_sums", str),
+    "--fp8-weights": ("fp8_weights", str),
 }
 
 
@@ -223,14 +223,7 @@ def described(log: Log, batch: int, name: str) -> dict[str, Any]:
     work |= {"flash": "--no-flash" not in found, "dtype": found["--dtype"]}
     work |= {"exchange": found.get("--exchange", "plain")} if ep > 1 else {}
     work |= {"sequence_parallel": False} if "--no-sequence-parallel" in found else {}
-    for option, key in _FLAGS.items():
-        work |= {key: True} if option in found else {}
-    for option, key in _LISTS.items():
-        work |= {key: found[option].split(",")} if option in found else {}
-    for option, key in _SHARES.items():
-        work |= {key: float(found[option])} if option in found else {}
-    for option, key in _WORDS.items():
-        work |= {key: found[option]} if option in found else {}
+    work |= {key: read(found[option]) for option, (key, read) in _WORK.items() if option in found}
     return {
         "model": {
             "name": name,

@@ -1,4 +1,5 @@
-"""A run of Megatron-LM as the options of `evaluate`: its arguments, the time of its iterations, and its memory.
+"""The run in a trainer's log as the options of `evaluate`: Megatron-LM's by its arguments, the time of its iterations, and
+its memory, or what others log.
 
 It needs no timers: the lines that every run logs are enough.
 """
@@ -19,6 +20,7 @@ from .logged_run import LoggedRun
 from .megatron_lines import Log, read_lines
 from .megatron_log import batch_of, layers_of, steady
 from .megatron_options import beside, kernels, recomputation, sizes
+from .other_logs import read_other
 
 Path = str | os.PathLike[str]
 _NEEDED = ("world_size", "pipeline_model_parallel_size", "seq_length", "micro_batch_size")
@@ -30,7 +32,24 @@ _COMPARED = {
 }
 
 
-def run_of(log: Log, path: Path) -> LoggedRun:
+def read_run(path: Path) -> LoggedRun:
+    """Read the last run in a log that has iterations.
+
+    Raises:
+        OptPipeError: names the file and what is missing in it.
+    """
+    log = last_run(path)
+    if not log.arguments:
+        try:
+            other = read_other(read_log_text(path), log)
+        except OptPipeError as error:
+            raise OptPipeError(f"{path}: {error}") from None
+        if other is not None:
+            return other
+    return _run_of(log, path)
+
+
+def _run_of(log: Log, path: Path) -> LoggedRun:
     """Return what the arguments and the iterations of a run say.
 
     Raises:

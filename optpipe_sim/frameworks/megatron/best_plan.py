@@ -13,7 +13,7 @@ from ...profile.items import StageMaker, deal_items
 from ...profile.layout import counts_of
 from ...schedule import Schedule
 from ...solvers.layers.bound import layout_bound
-from ...solvers.layers.moved import device_work, moves
+from ...solvers.layers.moved import climb, device_work, moves
 from ...trace import Trace
 from ...units import format_size
 from ..nearest import replay_unlimited
@@ -230,28 +230,14 @@ def _climb(
     suggestions += [deal_items(own.items, own.placement, pairs=True)] if start.choice.pairs else []
     firsts = filter(None, map(at, suggestions))
     best = min(firsts, key=lambda one: one.key, default=None)
-    if best is None:
-        return []
-    found, better = [best], True
-    while better and time.monotonic() < until:
-        better = False
-        layout = best.trace.profile
-        for counts in moves([cost.layers or 0 for cost in layout.stages], layout, _load(best)):
-            if time.monotonic() > until:
-                break
-            other = at(counts)
-            if other is not None and other.key < best.key:
-                best, better = other, True
-                found.append(best)
-                break
-    return found
+    return [] if best is None else climb(best, _moved, at, lambda one: one.key, until)
 
 
-def _load(one: Tried) -> Sequence[int]:
-    """Return what devices have too much of: memory where that does not fit, else work."""
-    if one.over:
-        return one.trace.peak_bytes
-    return device_work(one.trace.profile, one.choice.pairs)
+def _moved(one: Tried) -> Iterator[list[int]]:
+    """Yield the layouts one move away, from devices that have too much: memory where that does not fit, else work."""
+    layout = one.trace.profile
+    load = one.trace.peak_bytes if one.over else device_work(layout, one.choice.pairs)
+    return moves([cost.layers or 0 for cost in layout.stages], layout, load)
 
 
 def _family(profile: CostProfile, microbatches: int, chunks: Sequence[int]) -> Iterator[Choice]:

@@ -31,7 +31,7 @@ from ...schedules import (
 from ...schedules.megatron_defer import head_alone
 from ...schedules.recompute import first_layers
 from ..nearest import Nearest, compare, replay_unlimited
-from ..parts import Part, parts_of
+from ..parts import Part, parts_of, said
 from .model import model_in, model_options, sequence_in, unsaid
 from .options import OVERLAP, RECOMPUTED, Offloading, Plan, Recompute
 
@@ -177,28 +177,23 @@ def modules_of(level: str, experts: bool) -> tuple[tuple[str, ...], str | None] 
 
 def has_experts(profile: CostProfile) -> bool:
     """Whether the profile says that its model has experts."""
-    model = profile.meta.get("model")
-    return isinstance(model, dict) and model.get("kind") == "experts"
+    return bool(said(profile, "model").get("kind") == "experts")
 
 
 def exchange_overlaps(profile: CostProfile) -> bool:
     """Whether an estimated profile hides the exchange of tokens behind compute, in every op alike or in pairs."""
-    work = profile.meta.get("work")
-    if not isinstance(work, dict):
-        return False
+    work = said(profile, "work")
     return str(work.get("exchange", "")).endswith("overlapped") or "pairs" in work
 
 
 def fuses_sums(profile: CostProfile) -> bool:
     """Whether gradients of an estimated profile's weights are summed up in the GEMMs that make them."""
-    work = profile.meta.get("work")
-    return not isinstance(work, dict) or "gradient_sums" not in work
+    return "gradient_sums" not in said(profile, "work")
 
 
 def has_cuda_graphs(profile: CostProfile) -> bool:
     """Whether an estimated profile's iterations run as CUDA graphs."""
-    work = profile.meta.get("work")
-    return isinstance(work, dict) and bool(work.get("cuda_graphs"))
+    return bool(said(profile, "work").get("cuda_graphs"))
 
 
 def plan_of(
@@ -234,9 +229,9 @@ def plan_of(
             "the replay moves the profile's offload bytes; Megatron-LM moves the inputs of"
             f" {', '.join(chosen)}, in tensors of at least 1,048,576 elements"
         )
-    if (zero := profile.meta.get("parallel", {}).get("zero", 0)) > 1:
+    if (zero := said(profile, "parallel").get("zero", 0)) > 1:
         notes.append(f"ZeRO {zero} is an option of its Megatron-FSDP, which is not among these")
-    model, machine = model_in(profile), dict(profile.meta.get("machine") or {})
+    model, machine = model_in(profile), said(profile, "machine")
     plan = Plan(
         costs.devices,
         microbatches,
@@ -254,8 +249,7 @@ def plan_of(
 
 def _baked_in(profile: CostProfile) -> str | None:
     """Return what every stage of an estimated profile already recomputes (`estimate` with recompute)."""
-    work = profile.meta.get("work")
-    level = work.get("recompute") if isinstance(work, dict) else None
+    level = said(profile, "work").get("recompute")
     return None if level == "none" else level
 
 
@@ -276,8 +270,8 @@ def _recompute(
 
 def _sizes(profile: CostProfile, microbatches: int) -> Iterator[tuple[str, Any]]:
     """Yield what an estimated profile assumes: parallel and batch sizes, number format, exchange of tokens."""
-    parallel, work = (profile.meta.get(key) for key in ("parallel", "work"))
-    if not isinstance(parallel, dict) or not isinstance(work, dict):
+    parallel, work = said(profile, "parallel"), said(profile, "work")
+    if not parallel or not work:
         return
     names = {"tp": "tensor", "cp": "context", "ep": "expert"}
     for key, name in names.items():
@@ -294,7 +288,7 @@ def _sizes(profile: CostProfile, microbatches: int) -> Iterator[tuple[str, Any]]
         yield "use-distributed-optimizer", True
     yield from _overlaps(parallel, work)
     yield from _kernels(work, ep, parallel.get("zero", 0))
-    yield from _capacity(profile.meta.get("imbalance") or {})
+    yield from _capacity(said(profile, "imbalance"))
     if "microbatch" in work:
         yield "micro-batch-size", work["microbatch"]
         yield "global-batch-size", work["microbatch"] * microbatches * dp

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ...errors import OptPipeError
 from ...profile import CostProfile
+from ..parts import said
 from .options import Plan, words
 
 _SCRIPT = """\
@@ -35,8 +36,8 @@ def script(plan: Plan, profile: CostProfile, comments: Sequence[str]) -> str:
         raise OptPipeError(
             f"no script can start this plan: {', '.join(fields)} has no option, and pretrain_gpt.py has no forward step for it"
         )
-    parallel, machine = profile.meta.get("parallel"), profile.meta.get("machine")
-    if not isinstance(parallel, dict) or not isinstance(machine, dict) or not plan.model:
+    parallel, machine = said(profile, "parallel"), said(profile, "machine")
+    if not parallel or not machine or not plan.model:
         raise OptPipeError(
             "a script needs the model and the machine; estimate, evaluate and advise write them into profiles"
         )

@@ -8,6 +8,7 @@ from typing import Any
 from ...costs.megatron_arguments import QUICK
 from ...costs.models import Model, made_of
 from ...profile import CostProfile
+from ..parts import said
 
 YOURS = (
     "what costs do not depend on is yours to add: data and tokenizer, learning rate, checkpoints, norm epsilon, scaling of"
@@ -21,16 +22,14 @@ def model_in(profile: CostProfile) -> Model | None:
     Raises:
         ModelError: for a shape that was changed in the file and cannot be.
     """
-    said = profile.meta.get("model")
-    shape = said.get("shape") if isinstance(said, dict) else None
+    shape = said(profile, "model").get("shape")
     known = isinstance(shape, dict) and sequence_in(profile) > 0
     return made_of(dict(shape or {})) if known else None
 
 
 def sequence_in(profile: CostProfile) -> int:
     """Return the tokens of a sequence of an estimated profile; 0 where it does not say them."""
-    work = profile.meta.get("work")
-    seq = work.get("seq") if isinstance(work, dict) else None
+    seq = said(profile, "work").get("seq")
     return seq if isinstance(seq, int) and not isinstance(seq, bool) else 0
 
 

@@ -9,11 +9,11 @@ again, so the result is never slower than that of the given layout.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import permutations
-from typing import Any
+from itertools import permutations, takewhile
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,8 @@ from ..reports import Hooks, no_report
 from ..result import FEASIBLE, OPTIMAL, SolveResult, within
 from ..treatments import restrict
 from .bound import layout_bound
+
+T = TypeVar("T")
 
 GIVEN_SHARE = 0.35  # of the time, for the given layout
 BOUND_SHARE = 0.1  # of it, at most, for the bounds of all layouts
@@ -333,6 +335,29 @@ def moves(
     work = [busy[device] for device in layout.placement]
     pairs = sorted((work[b] - work[a], abs(a - b), a, b) for a, b in _pairs(counts))
     return (_moved(counts, a, b) for _, _, a, b in pairs)
+
+
+def climb(
+    first: T,
+    layouts: Callable[[T], Iterable[Sequence[int]]],
+    replayed: Callable[[Sequence[int]], T | None],
+    key: Callable[[T], Any],
+    until: float,
+) -> list[T]:
+    """Return `first` and each better plan that other layouts lead to, the best last.
+
+    Args:
+        layouts: those one move away from a plan's. replayed: the plan on a layout; None: there is none.
+        key: less is better. until: the last instant.
+    """
+    found = [first]
+    while True:
+        asked = takewhile(lambda _: time.monotonic() <= until, layouts(found[-1]))
+        others = (one for one in map(replayed, asked) if one is not None)
+        better = next((one for one in others if key(one) < key(found[-1])), None)
+        if better is None:
+            return found
+        found.append(better)
 
 
 def _pairs(counts: Sequence[int]) -> Iterator[tuple[int, int]]:

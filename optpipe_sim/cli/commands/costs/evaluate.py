@@ -122,7 +122,7 @@ def expanded(words: Sequence[str]) -> list[str]:
     path = next((word.partition("=")[2] for word in words if word.startswith("--log=")), path)
     if not path or path.startswith("--"):
         return list(words)
-    from ....frameworks.imports.runs import read_run
+    from ....frameworks.imports.megatron_run import read_run
 
     found = read_run(path)
     given = {word.partition("=")[0] for word in words}
@@ -233,8 +233,7 @@ def _logged(arguments: argparse.Namespace, model: Model) -> LoggedRun | None:
     if arguments.run_log is None:
         return None
     from ....costs.models import parameters
-    from ....frameworks.imports.megatron_run import differs
-    from ....frameworks.imports.runs import read_run
+    from ....frameworks.imports.megatron_run import differs, read_run
 
     other = differs(model, arguments.run_log)
     if other is not None:

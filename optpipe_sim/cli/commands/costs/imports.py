@@ -87,12 +87,12 @@ _Read = tuple[dict[str, Any], list[str], dict[str, str]]
 def _config(arguments: argparse.Namespace, out: Out) -> _Read:
     from dataclasses import replace
 
+    from ....costs import load_model
     from ....costs.models import parameters
-    from ....frameworks.imports.hf_config import model_data, read_config
 
-    model, unread = read_config(arguments.other_files[0])
+    model = load_model(arguments.other_files[0])
     model = replace(model, name=arguments.name or model.name)
-    data = model_data(model)
+    data = model.to_json()
     files = {}
     if arguments.save:
         write_mapping(arguments.save, data)
@@ -106,7 +106,7 @@ def _config(arguments: argparse.Namespace, out: Out) -> _Read:
         )
     if model.source:
         out.line("taken", model.source)
-    return {"model": data, "parameters": parameters(model)}, unread, files
+    return {"model": data, "parameters": parameters(model)}, model.warnings, files
 
 
 def _log(arguments: argparse.Namespace, out: Out) -> _Read:
