@@ -129,9 +129,8 @@ def _numbers(schedule: Schedule, profile: CostProfile) -> np.ndarray:
     0 in the first column, for no level."""
     levels = schedule.levels
     number = np.zeros((schedule.shape.stages, len(levels.names) + 1), np.int64)
-    for stage, cost in enumerate(profile.stages):
-        known = {level.name: at for at, level in enumerate(cost.recompute, 1)}
-        number[stage, 1:] = [known.get(name, 0) for name in levels.names]
+    for column, name in enumerate(levels.names, 1):
+        number[:, column] = profile.level_numbers.get(name, 0)
     unknown = (levels.table > 0) & (np.take_along_axis(number, levels.table, axis=1) == 0)
     if unknown.any():
         stage, unit = np.argwhere(unknown)[0].tolist()

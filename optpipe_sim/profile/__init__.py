@@ -313,6 +313,15 @@ class CostProfile:
         names = (level.name for cost in self.stages for level in cost.recompute)
         return tuple(dict.fromkeys(names))
 
+    @cached_property
+    def level_numbers(self) -> dict[str, np.ndarray]:
+        """By level of recomputation, (stages,) its number among those of each stage, from 1; 0 where a stage lacks it."""
+        found = {name: np.zeros(len(self.stages), np.int64) for name in self.level_names}
+        for stage, cost in enumerate(self.stages):
+            for at, level in enumerate(cost.recompute, 1):
+                found[level.name][stage] = at
+        return found
+
     @property
     def has_levels(self) -> bool:
         """Whether any stage can be recomputed."""
@@ -684,7 +693,10 @@ class CostProfile:
                 f"the schedule is for {shape.devices} devices, the profile {self.name} has {self.devices}"
             )
         self.require_microbatches(shape.microbatches)
-        return self.with_slices(shape.slices).rechunk(shape.chunks, shape.placement)
+        sliced = self.with_slices(shape.slices)
+        if shape.placement == sliced.placement:
+            return sliced
+        return sliced.rechunk(shape.chunks, shape.placement)
 
     def require_microbatches(self, count: int) -> None:
         """Refuse a number of microbatches other than that of the factors, where microbatches differ.

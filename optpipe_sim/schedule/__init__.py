@@ -34,6 +34,7 @@ from ..ops import (
 from ..units import counted, html_table
 from .files import FORMAT, VERSION, read_fields
 from .levels import Levels as Levels
+from .levels import levels_by_stage as levels_by_stage
 from .levels import read_levels
 from .shape import Shape as Shape
 
@@ -72,29 +73,42 @@ class Schedule:
             raise InvalidSchedule(
                 f"programs: {len(programs)} programs for {shape.devices} devices; give one per device"
             )
+        self.shape = shape
         entries = [list(map(_as_entry, program)) for program in programs]
         rows = [flattened(program) for program in entries]
         pairs = [_pairs(program) for program in entries]
-        self.paired: np.ndarray = np.array([one for program in pairs for one in program], bool)
-        self.shape = shape
-        self.offsets = np.cumsum([0, *map(len, rows)])
         for device, program in enumerate(rows):
             self._check_slices(f"device {device}", program)
         flat: list[tuple[int, ...]] = [op for program in rows for op in program]
         if shape.slices > 1:
             flat = [(op.kind, op.stage, shape.unit(op)) for program in rows for op in program]
-        # wide until the range is checked
         numbers = np.fromiter(chain.from_iterable(flat), np.int64, 3 * len(flat))
-        self.table: np.ndarray = numbers.reshape(-1, 3)
+        offsets = np.cumsum([0, *map(len, rows)])
+        paired = np.array([one for program in pairs for one in program], bool)
+        self._fill(numbers.reshape(-1, 3), offsets, paired, link_order, meta, recompute)
+
+    def _fill(
+        self,
+        table: np.ndarray,
+        offsets: np.ndarray,
+        paired: np.ndarray,
+        link_order: Mapping[str, Iterable[Op | str]] | None,
+        meta: Mapping[str, Any] | None,
+        recompute: Mapping[str, str] | Levels | None,
+    ) -> None:
+        """Set all attributes but the shape; the table may have wider numbers than it will have."""
+        self.table: np.ndarray = table
+        self.offsets: np.ndarray = offsets
+        self.paired: np.ndarray = paired
         self.link_order = {
             key: tuple(map(_as_op, ops)) for key, ops in sorted((link_order or {}).items())
         }
         self.meta = dict(meta or {})
         self.levels = (
-            recompute if isinstance(recompute, Levels) else read_levels(shape, recompute or {})
+            recompute if isinstance(recompute, Levels) else read_levels(self.shape, recompute or {})
         )
         self._check_range()
-        self.table = self.table.astype(np.int32)
+        self.table = np.ascontiguousarray(table, dtype=np.int32)
 
     @classmethod
     def from_table(
@@ -110,12 +124,20 @@ class Schedule:
         """Make a schedule from arrays: `table` (ops, 3) of kind, stage, unit (see `Shape`); device d's
         program is the rows ``offsets[d]:offsets[d+1]``; `paired` (ops,) says which F's are one op with the
         backward in the row after (default: none)."""
-        schedule = cls(shape, [()] * shape.devices, link_order, meta, recompute)
-        schedule.table = np.ascontiguousarray(table, dtype=np.int32).reshape(-1, 3)
-        schedule.offsets = np.asarray(offsets)
-        schedule.paired = np.zeros(len(table), bool) if paired is None else np.asarray(paired, bool)
-        schedule._check_range()
+        schedule = cls.__new__(cls)
+        schedule.shape = shape
+        joined = np.zeros(len(table), bool) if paired is None else np.asarray(paired, bool)
+        rows = np.asarray(table).reshape(-1, 3)
+        schedule._fill(rows, np.asarray(offsets), joined, link_order, meta, recompute)
         return schedule
+
+    @classmethod
+    def from_tables(
+        cls, shape: Shape, tables: Sequence[np.ndarray], paired: np.ndarray | None = None
+    ) -> Schedule:
+        """Make a schedule from one table per device; see `from_table`."""
+        offsets = np.cumsum([0, *map(len, tables)])
+        return cls.from_table(shape, np.concatenate(tables), offsets, paired=paired)
 
     def _check_slices(self, where: str, ops: Sequence[Op]) -> None:
         """Whether ops name a slice exactly where sequences are cut, and one that there is."""
@@ -132,9 +154,9 @@ class Schedule:
 
     def _check_range(self) -> None:
         limits = (len(_KINDS), self.shape.stages, self.shape.units)
-        wrong = ((self.table < 0) | (self.table >= limits)).any(axis=1)
+        wrong = (self.table < 0) | (self.table >= limits)
         if wrong.any():
-            row = int(wrong.argmax())
+            row = int(wrong.any(axis=1).argmax())
             raise InvalidSchedule(
                 f"device {self.device_of_row(row)}: {self.op(row)} is outside the shape:"
                 f" stages are 0 to {limits[1] - 1}, microbatches 0 to {self.shape.microbatches - 1}"
@@ -169,7 +191,7 @@ class Schedule:
     @cached_property
     def is_transfer(self) -> np.ndarray:
         """(ops,) whether each op is an O or an R."""
-        return np.isin(self.table[:, 0], TRANSFERS)
+        return self.table[:, 0] >= O
 
     @property
     def issued_split(self) -> bool:
@@ -235,7 +257,8 @@ class Schedule:
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
         """The data dependencies: rows of the ops that wait, and of those they wait for."""
         kinds, stages, units = self.table.T.astype(np.int64)
-        rows_of = {kind: np.flatnonzero(kinds == kind) for kind in np.unique(kinds).tolist()}
+        kinds_there = np.flatnonzero(np.bincount(kinds)).tolist()
+        rows_of = {kind: np.flatnonzero(kinds == kind) for kind in kinds_there}
         waiting, needed = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for op, needs, step, slices in ALL_RULES:
             if op not in rows_of or needs not in rows_of or (slices and self.shape.slices == 1):
@@ -471,6 +494,12 @@ def require_no_pairs(schedule: Schedule, what: str) -> None:
         raise InvalidSchedule(
             f"{Pair(schedule.op(row), schedule.op(row + 1))} is a pair, which {what} cannot run as one op"
         )
+
+
+def rows_of(kind: OpKind, stages: Any, units: Any) -> np.ndarray:
+    """Return rows of a table (ops, 3): ops of one kind, of stages and units of which one may be a number."""
+    stages, units = np.broadcast_arrays(stages, units)
+    return np.column_stack((np.full(len(units), kind), stages, units))
 
 
 def encode(shape: Shape, kind: Any, stage: Any, unit: Any) -> Any:

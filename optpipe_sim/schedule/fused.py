@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..errors import InvalidSchedule
-from ..ops import BW, TRANSFERS, B, W
+from ..ops import BW, B, W
 from ..profile import CostProfile
 from . import Schedule
 
@@ -27,7 +27,7 @@ def fuse(schedule: Schedule, profile: CostProfile) -> Schedule:
     """
     whole = _at_whole_stages(schedule, profile)
     kinds = schedule.table[:, 0]
-    changed = whole & np.isin(kinds, (B, W))
+    changed = whole & ((kinds == B) | (kinds == W))
     if not changed.any():
         return schedule
     table = schedule.table.copy()
@@ -55,7 +55,7 @@ def fused_where_whole(schedule: Schedule, profile: CostProfile) -> Schedule:
     whole = _at_whole_stages(schedule, profile)
     if not whole.any():
         return schedule
-    compute = ~np.isin(schedule.table[:, 0], TRANSFERS)
+    compute = ~schedule.is_transfer
     kinds, stages, microbatches = schedule.table[compute].T
     is_w = (kinds == W) & whole[compute]
     follows = np.concatenate(
@@ -77,8 +77,10 @@ def require_known(schedule: Schedule, profile: CostProfile) -> None:
     Raises:
         InvalidSchedule: names what the profile lacks.
     """
-    split = _at_whole_stages(schedule, profile) & np.isin(schedule.table[:, 0], (B, W))
-    if split.any():
+    if all(cost.splits for cost in profile.stages):
+        return
+    kinds = schedule.table[:, 0]
+    if (_at_whole_stages(schedule, profile) & ((kinds == B) | (kinds == W))).any():
         raise InvalidSchedule(_missing(profile))
 
 

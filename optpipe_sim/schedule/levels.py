@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,15 @@ class Levels(NamedTuple):
 
     names: tuple[str, ...]
     table: np.ndarray
+
+
+def levels_by_stage(shape: Shape, levels: Sequence[str | None]) -> Levels:
+    """Return every activation at the level of its stage; None: kept whole."""
+    names = tuple(dict.fromkeys(level for level in levels if level is not None))
+    number = np.array(
+        [0 if level is None else names.index(level) + 1 for level in levels], np.int64
+    )
+    return Levels(names, np.repeat(number[:, None], shape.units, axis=1))
 
 
 def read_levels(shape: Shape, recompute: Mapping[str, str]) -> Levels:

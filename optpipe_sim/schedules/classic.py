@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from ..errors import InvalidSchedule
-from ..ops import BW, F, Op, Pair
+from ..ops import BW, F
 from ..profile import CostProfile
-from ..schedule import Schedule
+from ..schedule import Schedule, rows_of
 from . import default_chunks
+
+AnyOp = TypeVar("AnyOp")
 
 
 def gpipe(profile: CostProfile, microbatches: int) -> Schedule:
@@ -25,11 +30,12 @@ def gpipe(profile: CostProfile, microbatches: int) -> Schedule:
     Source: Huang et al., GPipe (arXiv 1811.06965), figure 2; backwards here in forward order.
     """
     costs = profile.rechunk(1)
-    programs = [
-        [Op(kind, rank, j) for kind in (F, BW) for j in range(microbatches)]
+    units = np.arange(microbatches)
+    tables = [
+        np.concatenate([rows_of(kind, rank, units) for kind in (F, BW)])
         for rank in range(costs.devices)
     ]
-    return Schedule(costs.shape(microbatches), programs)
+    return Schedule.from_tables(costs.shape(microbatches), tables)
 
 
 def one_f_one_b(profile: CostProfile, microbatches: int) -> Schedule:
@@ -47,13 +53,13 @@ def one_f_one_b(profile: CostProfile, microbatches: int) -> Schedule:
     figure 4.
     """
     costs = profile.rechunk(1)
-    programs = []
+    units = np.arange(microbatches)
+    tables = []
     for rank in range(costs.devices):
         warm_up = min(costs.devices - rank - 1, microbatches)
-        forwards = [Op(F, rank, j) for j in range(microbatches)]
-        backwards = [Op(BW, rank, j) for j in range(microbatches)]
-        programs.append(list(one_by_one(forwards, backwards, warm_up)))
-    return Schedule(costs.shape(microbatches), programs)
+        both = np.concatenate([rows_of(kind, rank, units) for kind in (F, BW)])
+        tables.append(both[in_turn(microbatches, warm_up)])
+    return Schedule.from_tables(costs.shape(microbatches), tables)
 
 
 def one_f_one_b_of(
@@ -106,9 +112,30 @@ def interleaved_1f1b(
     Source: Narayanan et al., Megatron-LM (arXiv 2104.04473), section 2.2 and figure 4; groups:
     Megatron-LM, megatron/core/pipeline_parallel/schedules.py (commit d98e8a6).
     """
-    chunks = default_chunks(profile, chunks)
-    costs = profile.rechunk(chunks)
-    p, total = costs.devices, microbatches * chunks
+    costs = profile.rechunk(default_chunks(profile, chunks))
+    tables, paired = [], []
+    for forwards, backwards, warm_up in interleaved_passes(costs, microbatches, group, pairs):
+        order = in_turn(len(forwards), warm_up)
+        tables.append(np.concatenate((forwards, backwards))[order])
+        paired.append((order >= warm_up) & (order < len(forwards)) & pairs)
+    return Schedule.from_tables(costs.shape(microbatches), tables, np.concatenate(paired))
+
+
+class Passes(NamedTuple):
+    """What a rank of interleaved 1F1B runs: its forwards and its backwards (ops, 3) in their order, and how many forwards
+    come before the first backward."""
+
+    forwards: np.ndarray
+    backwards: np.ndarray
+    warm_up: int
+
+
+def interleaved_passes(
+    costs: CostProfile, microbatches: int, group: int | None, pairs: bool
+) -> list[Passes]:
+    """Return the passes of each rank; for a profile that is already divided into its chunks. The arguments and
+    what is raised: see `interleaved_1f1b`."""
+    p, chunks, total = costs.devices, costs.chunks, microbatches * costs.chunks
     group = p if group is None else group
     if group == p and microbatches % p:
         fewer, more = microbatches // p * p, -(-microbatches // p) * p
@@ -122,18 +149,15 @@ def interleaved_1f1b(
             f"1f1b-i: group={group}: expected a number from {p} (the devices) to {microbatches} (the"
             f" microbatches) that leaves none of them over, or at least {p}"
         )
-    turns = grouped_turns(microbatches, chunks, group)
-    programs = []
-    for rank in range(p):
-        forwards = [Op(F, chunk * p + rank, j) for chunk, j in turns]
-        backwards = [Op(BW, (chunks - 1 - chunk) * p + rank, j) for chunk, j in turns]
-        warm_up = min(2 * (p - rank - 1) + (chunks - 1) * group + pairs, total)
-        program: list[Op | Pair] = list(one_by_one(forwards, backwards, warm_up))
-        if pairs:
-            paired = zip(forwards[warm_up:], backwards, strict=False)
-            program[warm_up : 2 * total - warm_up] = [Pair(*both) for both in paired]
-        programs.append(program)
-    return Schedule(costs.shape(microbatches), programs)
+    chunk, unit = np.array(grouped_turns(microbatches, chunks, group)).T
+    return [
+        Passes(
+            rows_of(F, chunk * p + rank, unit),
+            rows_of(BW, (chunks - 1 - chunk) * p + rank, unit),
+            min(2 * (p - rank - 1) + (chunks - 1) * group + pairs, total),
+        )
+        for rank in range(p)
+    ]
 
 
 def grouped_turns(units: int, chunks: int, group: int) -> list[tuple[int, int]]:
@@ -146,10 +170,17 @@ def grouped_turns(units: int, chunks: int, group: int) -> list[tuple[int, int]]:
     ]
 
 
-def one_by_one(forwards: Sequence[Op], backwards: Sequence[Op], warm_up: int) -> Iterator[Op]:
-    """Order `warm_up` forwards, then a forward and a backward in turn, then the rest of the backwards."""
-    yield from forwards[:warm_up]
-    for at, forward in enumerate(forwards[warm_up:]):
-        yield forward
-        yield backwards[at]
-    yield from backwards[len(forwards) - warm_up :]
+def in_turn(forwards: int, warm_up: int) -> np.ndarray:
+    """Return the order of a rank with so many forwards and as many backwards, numbered behind them: `warm_up`
+    forwards, then a forward and a backward in turn, then the rest of the backwards."""
+    at = np.arange(forwards)
+    order = np.empty(2 * forwards, np.int64)
+    order[np.maximum(at, 2 * at - warm_up)] = at
+    order[np.minimum(warm_up + 2 * at + 1, forwards + at)] = forwards + at
+    return order
+
+
+def one_by_one(forwards: Sequence[AnyOp], backwards: Sequence[AnyOp], warm_up: int) -> list[AnyOp]:
+    """Return as many forwards and backwards in the order of `in_turn`."""
+    both = [*forwards, *backwards]
+    return [both[at] for at in in_turn(len(forwards), warm_up)]

@@ -119,8 +119,7 @@ def grouped(
         table[:, 1] = np.tile(np.repeat(shape.stages_of(rank), shape.units), 3)
         table[:, 2] = np.concatenate((np.tile(index[0], v), np.tile(order, 2 * v)))
         tables.append(table[np.argsort(slots, kind="stable")])
-    offsets = np.arange(p + 1) * 3 * v * shape.units
-    return Schedule.from_table(shape, np.concatenate(tables), offsets)
+    return Schedule.from_tables(shape, tables)
 
 
 def _passes(costs: CostProfile, group: int) -> int:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import numpy as np
 
-from ..ops import B, F, O, Op, Pair, R, W
+from ..ops import B, F, O, R, W
 from ..profile import CostProfile
-from ..schedule import Schedule
-from .classic import interleaved_1f1b
+from ..schedule import Schedule, rows_of
+from . import default_chunks
+from .classic import Passes, interleaved_passes
 from .copies import require_offload
 
 # entries from a forward to its backward at least, so that one is left for each of its copies
 APART = 3
-
-Entry = tuple[Op | None, Op | None]  # a forward, a backward, or both
 
 
 def kimi_k2(
@@ -54,48 +51,42 @@ def kimi_k2(
     activations stay.
     """
     require_offload(profile, "offloading")
-    base = interleaved_1f1b(profile, microbatches, chunks, group, pairs=True)
-    costs = profile.for_shape(base.shape)
-    paired = bool(np.any(costs.pair_hidden)) if pairs is None else pairs
-    moves = [cost.offloadable > 0 for cost in costs.stages]
-    programs = []
-    for program in base.programs:
-        entries = [_split(entry) for entry in program]
-        programs.append(list(_with_copies(entries, _offloaded(entries, moves), paired)))
-    return Schedule(base.shape, programs)
+    costs = profile.rechunk(default_chunks(profile, chunks))
+    moves = np.array([cost.offloadable > 0 for cost in costs.stages])
+    tables, paired = [], []
+    for passes in interleaved_passes(costs, microbatches, group, pairs=True):
+        table, begins_pair = _with_copies(passes, moves)
+        tables.append(table)
+        paired.append(begins_pair)
+    joined = np.concatenate(paired)
+    if not (bool(np.any(costs.pair_hidden)) if pairs is None else pairs):
+        joined[:] = False
+    return Schedule.from_tables(costs.shape(microbatches), tables, joined)
 
 
-def _split(entry: Op | Pair) -> Entry:
-    """Return the halves of an entry, with B in the place of BW."""
-    if isinstance(entry, Pair):
-        return entry.forward, entry.backward._replace(kind=B)
-    return (entry, None) if entry.kind is F else (None, entry._replace(kind=B))
+def _with_copies(passes: Passes, moves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a rank's program: entry by entry its forward, its backward, the O of its forward, the R of the next backward and
+    its W; and which rows are the forward of an entry with both.
 
-
-def _offloaded(entries: Sequence[Entry], moves: Sequence[bool]) -> set[Op]:
-    """Return the forwards whose activations leave."""
-    begun = {forward: at for at, (forward, _) in enumerate(entries) if forward is not None}
-    found = set()
-    for at, (_, back) in enumerate(entries):
-        if back is not None and moves[back.stage]:
-            forward = back._replace(kind=F)
-            if at - begun[forward] >= APART:
-                found.add(forward)
-    return found
-
-
-def _with_copies(entries: Sequence[Entry], offloaded: set[Op], paired: bool) -> Iterator[Op | Pair]:
-    """Yield the program: each entry, the O of its forward, the R of the next backward, and its W."""
-    following = [back for _, back in entries[1:]]
-    for (forward, back), due in zip(entries, [*following, None], strict=True):
-        if forward is not None and back is not None and paired:
-            yield Pair(forward, back)
-        else:
-            yield from (op for op in (forward, back) if op is not None)
-        if forward in offloaded:
-            assert forward is not None
-            yield forward._replace(kind=O)
-        if due is not None and due._replace(kind=F) in offloaded:
-            yield due._replace(kind=R)
-        if back is not None:
-            yield back._replace(kind=W)
+    Args:
+        moves: (stages,) whether activations of a stage can leave.
+    """
+    forward, back = passes.forwards[:, 1:], passes.backwards[:, 1:]
+    # the entries of the forwards, and of the backwards: the first one behind the warm-up has both
+    at = np.arange(len(forward))
+    of_back = at + passes.warm_up
+    begun = np.empty((len(moves), forward[:, 1].max() + 1), np.int64)
+    begun[tuple(forward.T)] = at
+    before = begun[tuple(back.T)]  # the entry of each backward's forward
+    leaves = moves[back[:, 0]] & (of_back - before >= APART)
+    gone = back[leaves]
+    parts = [
+        (F, forward, 5 * at),
+        (B, back, 5 * of_back + 1),
+        (O, gone, 5 * before[leaves] + 2),
+        (R, gone, 5 * (of_back[leaves] - 1) + 3),
+        (W, back, 5 * of_back + 4),
+    ]
+    table = np.concatenate([rows_of(kind, *of.T) for kind, of, _ in parts])
+    order = np.argsort(np.concatenate([place for *_, place in parts]))
+    return table[order], (order >= passes.warm_up) & (order < len(forward))

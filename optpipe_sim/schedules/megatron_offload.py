@@ -8,14 +8,15 @@ every activation, this schedule offloads a share of the activations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import pairwise
 
+import numpy as np
+
 from ..errors import InvalidSchedule
-from ..ops import BW, F, O, Op, R
+from ..ops import BW, O, R
 from ..profile import CostProfile
-from ..schedule import Schedule
+from ..schedule import Schedule, rows_of
 from .classic import one_f_one_b_of
 from .copies import require_offload
 
@@ -67,53 +68,49 @@ def megatron_offload(
     if not 0 <= fraction <= 1:
         raise InvalidSchedule(f"fraction: must be from 0 to 1, got {fraction}")
     base = one_f_one_b_of(profile, microbatches, chunks, group)
-    moved = [cost.offloadable for cost in profile.for_shape(base.shape).stages]
-    programs = []
-    for rank, program in enumerate(base.flat_programs):
-        offloaded = set(_spread(_eligible(program, moved, rank * delta), Fraction(fraction)))
-        programs.append(list(_with_copies(program, offloaded)))
-    return Schedule(base.shape, programs)
+    moved = np.array([cost.offloadable for cost in profile.for_shape(base.shape).stages])
+    tables = []
+    for rank, (first, last) in enumerate(pairwise(base.offsets)):
+        program = base.table[first:last]
+        tables.append(_with_copies(program, _eligible(program, moved, rank * delta), fraction))
+    return Schedule.from_tables(base.shape, tables)
 
 
-def _eligible(program: Sequence[Op], moved: Sequence[int], keep_bytes: int) -> list[Op]:
-    """Return the backwards, in their order, of the activations that may be offloaded."""
-    backwards = [op for op in program if op.kind is BW]
-    following = iter([*backwards, None])
-    at_once, due = set(), next(following)
-    for op in program:
-        if op == due:
-            due = next(following)
-        elif due is not None and op[1:] == due[1:]:  # its F
-            at_once.add(due)
-    found = []
-    for op in backwards[1:]:
-        if op in at_once or not moved[op.stage]:
-            continue
-        if keep_bytes > 0:
-            keep_bytes -= moved[op.stage]
-        else:
-            found.append(op)
-    return found
+def _eligible(program: np.ndarray, moved: np.ndarray, keep_bytes: int) -> np.ndarray:
+    """Return which of a program's backwards are of activations that may be offloaded.
+
+    Args:
+        moved: (stages,) the bytes that an activation of each stage offloads.
+    """
+    is_back = program[:, 0] == BW
+    back = program[is_back, 1:]
+    due = np.cumsum(is_back)[~is_back]  # the backward behind each forward
+    at_once = np.zeros(len(back), bool)
+    at_once[due[(program[~is_back, 1:] == back[due]).all(axis=1)]] = True
+    sizes = moved[back[:, 0]]
+    may = ~at_once & (sizes > 0)
+    may[0] = False
+    sizes = np.where(may, sizes, 0)
+    return may & (np.cumsum(sizes) - sizes >= keep_bytes)
 
 
-def _spread(backwards: Sequence[Op], fraction: Fraction) -> Iterator[Op]:
-    """Select the share `fraction` of each stage's activations, evenly spread and rounded up."""
-    seen: dict[int, int] = {}
-    part, whole = fraction.as_integer_ratio()
-    for op in backwards:
-        at = seen[op.stage] = seen.get(op.stage, 0) + 1
-        if -(-at * part // whole) > -(-(at - 1) * part // whole):
-            yield op
-
-
-def _with_copies(program: Sequence[Op], offloaded: set[Op]) -> Iterator[Op]:
-    """Insert each O after its F, and each R after the backward before its own."""
-    backwards = [op for op in program if op.kind is BW]
-    after = dict(pairwise(backwards))
-    for op in program:
-        yield op
-        if op.kind is F and Op(BW, *op[1:]) in offloaded:
-            yield Op(O, *op[1:])
-        if op.kind is BW and (due := after.get(op)) in offloaded:
-            assert due is not None
-            yield Op(R, *due[1:])
+def _with_copies(program: np.ndarray, may: np.ndarray, fraction: Fraction | float) -> np.ndarray:
+    """Offload the share `fraction` of each stage's activations that may be, evenly spread and rounded up: insert each O
+    after its F, and each R after the backward before its own."""
+    is_back = program[:, 0] == BW
+    rows = np.flatnonzero(is_back)
+    part, whole = Fraction(fraction).as_integer_ratio()
+    up = [-(-at * part // whole) for at in range(len(rows) + 1)]
+    takes = np.array([after > before for before, after in pairwise(up)])
+    chosen = may.copy()
+    for stage in np.unique(program[rows, 1]):
+        own = np.flatnonzero(may & (program[rows, 1] == stage))
+        chosen[own] = takes[: len(own)]
+    gone = program[rows[chosen], 1:]
+    forward = np.empty(program[:, 1:].max(axis=0) + 1, np.int64)
+    forward[tuple(program[~is_back, 1:].T)] = np.flatnonzero(~is_back)
+    before = rows[np.flatnonzero(chosen) - 1]
+    parts = (program, rows_of(O, *gone.T), rows_of(R, *gone.T))
+    places = (2 * np.arange(len(program)), 2 * forward[tuple(gone.T)] + 1, 2 * before + 1)
+    order = np.argsort(np.concatenate(places))
+    return np.asarray(np.concatenate(parts)[order])

@@ -16,7 +16,7 @@ from ..errors import InvalidSchedule
 from ..op_table import make_table
 from ..ops import BW, B, C, O, R
 from ..profile import CostProfile
-from ..schedule import Schedule, require_no_pairs
+from ..schedule import Schedule, levels_by_stage, require_no_pairs
 from ..stage_cost import RecomputeLevel, StageCost
 from ..units import counted
 
@@ -144,10 +144,7 @@ def _plain(cost: StageCost, found: RecomputeLevel | None, apart: bool) -> StageC
 def with_levels(schedule: Schedule, levels: Levels, apart: bool) -> Schedule:
     """Recompute every activation at the level of its stage: inside its backward, or with `apart` by
     an op C right before it, which runs while the backward waits for its gradient."""
-
-    found = schedule.replace(
-        recompute={str(stage): level for stage, level in enumerate(levels) if level is not None}
-    )
+    found = schedule.replace(recompute=levels_by_stage(schedule.shape, levels))
     return taken_apart(found) if apart else found
 
 
@@ -155,7 +152,7 @@ def taken_apart(schedule: Schedule) -> Schedule:
     """Turn the recomputation inside backwards into separate ops."""
     require_no_pairs(schedule, "recomputation apart")
     kinds, stages, units = schedule.table.T
-    back = np.isin(kinds, (B, BW)) & (schedule.levels.table[stages, units] > 0)
+    back = ((kinds == B) | (kinds == BW)) & (schedule.levels.table[stages, units] > 0)
     rows = np.flatnonzero(back)
     own = schedule.table[rows]
     own[:, 0] = C

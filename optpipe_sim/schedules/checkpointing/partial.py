@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
 
 from ...errors import InvalidSchedule
 from ...ops import F
 from ...profile import CostProfile
-from ...schedule import Schedule
+from ...schedule import Schedule, levels_by_stage
 from ...sim import simulate
 from ...trace import Trace
 from ...units import Size
@@ -73,21 +76,20 @@ def partial_checkpoints(
 def _windows(base: Schedule) -> list[int]:
     """Return, per rank, how many forwards are without their backward at most: those before the first backward."""
     return [
-        next(at for at, op in enumerate(program) if op.kind is not F)
-        for program in base.flat_programs
+        int((base.table[first:last, 0] != F).argmax()) for first, last in pairwise(base.offsets)
     ]
 
 
 def _kept(base: Schedule, levels: Levels, keep: int) -> Schedule:
     """Keep `keep` of each window of forwards; the others are recomputed at the level of their stage."""
-    recompute = {}
-    for program, window in zip(base.flat_programs, _windows(base), strict=True):
-        forwards = [op for op in program if op.kind is F]
-        for at, op in enumerate(forwards):
-            name = levels[op.stage]
-            if at % window >= keep and name is not None:
-                recompute[str(op).removeprefix(F.name)] = name
-    return base.replace(recompute=recompute)
+    every = levels_by_stage(base.shape, levels)
+    table = np.zeros_like(every.table)
+    for (first, last), window in zip(pairwise(base.offsets), _windows(base), strict=True):
+        program = base.table[first:last]
+        forwards = program[program[:, 0] == F, 1:]
+        again = tuple(forwards[np.arange(len(forwards)) % window >= keep].T)
+        table[again] = every.table[again]
+    return base.replace(recompute=every._replace(table=table))
 
 
 def _most(

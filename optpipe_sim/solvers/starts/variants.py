@@ -32,6 +32,7 @@ from ...schedules.copies import with_copies
 from ...schedules.gis import grouped
 from ...schedules.recompute import at_level, taken_apart, with_level
 from ...sim import simulate
+from ...trace import Trace
 from ...units import size_text
 from ..problem import Problem
 
@@ -58,12 +59,11 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True)
 class _Order:
-    """A compute order: its cost without limit and copies, the number of its problem, its group
+    """A compute order: the number of its problem, its group
     size, and how many F's come earlier and W's later (`gis.grouped`); `planned`: the costs that the pattern
     plans with; `plain`: without the recomputation in `schedule`; `may_fit`: the numbers of offloaded
-    chunks that may fit."""
+    chunks that may fit; `free`: its replay without limit and copies."""
 
-    cost_ns: int
     at: int
     group: int
     early: int
@@ -73,10 +73,17 @@ class _Order:
     plain: Schedule
     schedule: Schedule
     may_fit: list[int]
+    free: Trace
+
+    @property
+    def cost_ns(self) -> int:
+        return self.free.cost_ns
 
     @cached_property
     def start_ns(self) -> np.ndarray:
         """When the ops of `plain` start without limit and copies."""
+        if self.way is None:
+            return self.free.start_ns
         return simulate(self.plain, self.planned, enforce=False, explain=False).start_ns
 
 
@@ -259,8 +266,8 @@ def _order(
     if not may_fit:
         return None
     costs = as_split(problem.profile)
-    trace = simulate(schedule, costs, enforce=False, objective=problem.objective)
-    return _Order(trace.cost_ns, at, group, early, late, way, planned, plain, schedule, may_fit)
+    trace = simulate(schedule, costs, enforce=False, objective=problem.objective, explain=False)
+    return _Order(at, group, early, late, way, planned, plain, schedule, may_fit, trace)
 
 
 def _planned(problem: Problem, way: Way | None) -> CostProfile:
