@@ -46,10 +46,11 @@ FLOOR_SHARE, FLOOR_S = 0.5, 1.0
 FLOORS_SHARE, FLOORS_S, LEAST_SHARE = 0.25, 2.0, 0.5
 # largest share of the time then left, for AdaOffload with chosen levels on the best shapes
 QUICK_SHARE = 0.2
-ROUNDS = (3, 2, 1)  # shapes left in each round of the search; all rounds are equally long
+# Rounds of the search: most shapes that are left, and the share of the time that is then left.
+ROUNDS = ((3, 0.3), (2, 0.25), (1, 1.0))
 # A search evaluates a move in about this time per device, and closes up to this share of the gap of a shape,
-# most of it in so many moves per op (measured with 4 to 16 devices).
-MOVE_S, CLOSED, ENOUGH = 0.3e-6, 0.6, 60.0
+# most of it in so many moves per op (measured with 4 to 16 devices); of what its first turn leaves so much more.
+MOVE_S, CLOSED, ENOUGH, CLOSED_AFTER = 0.3e-6, 0.6, 60.0, 0.15
 # A turn of a shape among others has at least so many moves per op, and seconds: to start it takes a tenth of one.
 FEWEST, SHORTEST_S = 10.0, 0.25
 TIDY_SHARE = 0.1  # share of the time limit, in addition to it, to drop useless offloads
@@ -292,8 +293,9 @@ class Portfolio:
             return
         left = until - whole.seconds
         order = self._by_promise(left)
-        run_adaoffloads(order[: ROUNDS[0]], QUICK_SHARE * left, processes)
-        for race in order[ROUNDS[0] :] if whole.best is None else ():
+        first = ROUNDS[0][0]
+        run_adaoffloads(order[:first], QUICK_SHARE * left, processes)
+        for race in order[first:] if whole.best is None else ():
             if whole.seconds < until:
                 run_adaoffload(race, 0)
         for race in self.races:
@@ -338,30 +340,31 @@ class Portfolio:
         successive halving.
 
         In each round the most promising problems (see `promise`) have equal parts of the round's time,
-        and fewer go on to the next. Those whose bound rules them out are skipped, rounds too short
-        to improve even the first of them much are left out, and rounds with a single problem left are
-        merged into one. If none of these has a schedule in the end, the others share the time left.
+        and fewer go on to the next: only such as may end below the incumbent. Those whose bound rules them out are
+        skipped, rounds too short to improve even the first of them much are left out, and rounds with a single
+        problem left are merged into one. If none of these has a schedule in the end, the others share the time left.
         """
         if self.alone and self.options.engine == ADAOFFLOAD:
             return
         tried: list[Race] = []
-        for rounds_left, most in zip(range(len(ROUNDS), 0, -1), ROUNDS, strict=True):
+        for most, share in ROUNDS:
             left = time_limit - self.whole.seconds
-            order = self._by_promise(left / 2)[:most]
+            order = self._by_promise(left / 2)
+            order = [race for race in order if not tried or race in tried][:most]
             while len(order) > 1:
-                each = left / rounds_left / len(order)
+                each = share * left / len(order)
                 if each >= SHORTEST_S and self._moves(order[0], each) >= FEWEST:
                     break
                 order.pop()
             last = len(order) == 1
-            until = time_limit if last else self.whole.seconds + left / rounds_left
+            until = time_limit if last else self.whole.seconds + share * left
             for place, race in enumerate(order):
                 seconds = (until - self.whole.seconds) / (len(order) - place)
                 if seconds <= 0:
                     return
                 if not self.hopeless(race):
                     tried.append(race)
-                    yield race, seconds, rounds_left > 1 and not last
+                    yield race, seconds, not last
             if last:
                 break
         rest = [race for race in self.races if race not in tried and not race.infeasible]
@@ -376,7 +379,8 @@ class Portfolio:
         and a shape may be good although no pattern suits it."""
         if race.best is None:
             return inf
-        share = CLOSED * (1 - exp(-self._moves(race, seconds) / ENOUGH))
+        most = CLOSED_AFTER if race.turns else CLOSED
+        share = most * (1 - exp(-self._moves(race, seconds) / ENOUGH))
         return race.cost_ns - share * (race.cost_ns - race.bound_ns)
 
     def _moves(self, race: Race, seconds: float) -> float:
@@ -385,14 +389,25 @@ class Portfolio:
         return max(0.0, seconds) / (MOVE_S * shape.devices * 3 * shape.stages * shape.units)
 
     def _by_promise(self, seconds: float) -> list[Race]:
-        """Return the races that may improve on the incumbent, the most promising first; the one of the least bound
-        is among the first two, as it is often the best in the end, whatever the patterns that suit it."""
-        possible = [race for race in self.races if not self.hopeless(race)]
+        """Return the races that may improve on the incumbent, the most promising first; before any has run the one of
+        the least bound is among the first three, as it may be the best in the end, whatever the patterns that suit it."""
+        leader = self.leader if self.whole.best is not None else None
+        possible = [
+            race
+            for race in self.races
+            if not self.hopeless(race)
+            and (
+                race is leader
+                or race.best is None
+                or self.promise(race, seconds) < self.whole.cost_ns
+            )
+        ]
         order = sorted(possible, key=lambda race: self.promise(race, seconds))
         least = min(order, key=lambda race: race.bound_ns, default=None)
-        if least is not None and all(least is not race for race in order[:2]):
-            order = [race for race in order if race is not least]
-            order.insert(1, least)
+        first = ROUNDS[0][0]
+        if least is not None and not least.turns and least not in order[:first]:
+            order.remove(least)
+            order.insert(first - 1, least)
         return order
 
     # -- the end -----------------------------------------------------------------------------------------

@@ -181,6 +181,13 @@ def make_problem(
     return problem
 
 
+def in_order_of_time(trace: Trace) -> Schedule:
+    """Return the schedule with each device's ops in the order in which they started; its replay is no later."""
+    schedule = trace.schedule
+    order = np.lexsort((np.arange(len(schedule)), trace.start_ns, schedule.devices))
+    return schedule.replace(table=schedule.table[order], paired=schedule.paired[order])
+
+
 def schedule_from_times(
     problem: Problem,
     starts_ns: Mapping[Op, int],

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...ops import BW
 from ...schedule import Schedule
-from ..problem import Problem
+from ..problem import Problem, in_order_of_time
 from ..reports import Others
 from .loop import Cooling
 from .plans import Plan, pack, unpack
@@ -68,8 +68,7 @@ class Visits:
         self.stop, self.follows, self.began = stop, follows, time.monotonic()
         self.starts: list[tuple[int, int, Plan]] = []
         for schedule in starts:
-            plan = pack(problem, schedule)
-            cost = cost_ns(plan)
+            plan, cost = self._packed(schedule)
             if cost < NEVER and _fits_host(problem, schedule):
                 self.starts.append((cost, len(self.starts), plan))
         self.starts.sort(key=lambda entry: entry[:2])
@@ -145,13 +144,22 @@ class Visits:
             return self.done >= self.stop.evaluations
         return time.monotonic() - self.began >= self.stop.time_limit
 
+    def _packed(self, schedule: Schedule) -> tuple[Plan, int]:
+        """Return a schedule as a plan, and its cost. In a plan an R counts on releases before it in the program only: where
+        that takes for ever, the replay's own order of time does not."""
+        plan = pack(self.problem, schedule)
+        cost = self.cost_ns(plan)
+        if cost == NEVER and (trace := self.problem.keeps(schedule)) is not None:
+            plan = pack(self.problem, in_order_of_time(trace))
+            cost = self.cost_ns(plan)
+        return plan, cost
+
     def _take_from(self, others: Others) -> bool:
         """Take the schedule of another engine; returns whether it is better."""
         schedule = others()
         if schedule is None:
             return False
-        plan = pack(self.problem, schedule)
-        cost = self.cost_ns(plan)
+        plan, cost = self._packed(schedule)
         if cost >= self.best:
             return False
         self.best, self.plan = cost, plan

@@ -58,6 +58,7 @@ def compete(race: Race, options: SolveOptions, until: float, cold: bool, brief: 
     jobs = jobs_of(race, replace(options, time_limit=until - race.seconds), cold, brief)
     alone = options.engine != "auto"
     run_race(race, jobs, until + GRACE_S if alone else until)
+    race.turns += 1
     if alone and race.refusal is not None:
         raise race.refusal
 
@@ -84,8 +85,9 @@ def jobs_of(
         names = ["search"] * max(1, cores - 1) + ["cpsat"]
     each = replace(options, workers=cores if len(names) == 1 else 1)
     searches = names.count("search")
+    first_seed = options.seed + len(names) * race.turns
     jobs = [
-        _job(name, race, replace(each, seed=options.seed + number), cold, (number, searches), brief)
+        _job(name, race, replace(each, seed=first_seed + number), cold, (number, searches), brief)
         for number, name in enumerate(names)
     ]
     one_by_one = problem.shape.slices == 1 and not problem.may_pair

@@ -28,6 +28,7 @@ class Race:
 
     Attributes:
         gap: the optimality gap at which the race ends.
+        turns: how often the engines have run on this problem so far.
         starts: further start schedules for the search over treatments (see `starts.fixed_levels`).
         best, cost_ns, engine: the incumbent, its cost, and the engine that found it.
         bound_ns, bound_name: the best proven bound and the name of its proof.
@@ -48,6 +49,7 @@ class Race:
     problem: Problem
     gap: float = 0.0
     began: float = field(default_factory=time.monotonic)
+    turns: int = 0
     starts: list[Any] = field(default_factory=list)
     best: Schedule | None = None
     cost_ns: int = 2**62
