@@ -91,7 +91,8 @@ def _eligible(program: np.ndarray, moved: np.ndarray, keep_bytes: int) -> np.nda
     may = ~at_once & (sizes > 0)
     may[0] = False
     sizes = np.where(may, sizes, 0)
-    return may & (np.cumsum(sizes) - sizes >= keep_bytes)
+    chosen: np.ndarray = may & (np.cumsum(sizes) - sizes >= keep_bytes)
+    return chosen
 
 
 def _with_copies(program: np.ndarray, may: np.ndarray, fraction: Fraction | float) -> np.ndarray:
