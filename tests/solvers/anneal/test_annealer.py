@@ -17,7 +17,7 @@ from optpipe_sim.solvers.anneal.annealer import Workspace, search
 from optpipe_sim.solvers.anneal.offloading import offload_everything
 from optpipe_sim.solvers.anneal.plans import pack, unpack
 from optpipe_sim.solvers.anneal.times import NEVER
-from optpipe_sim.solvers.problem import Problem, make_problem
+from optpipe_sim.solvers.problem import Problem, in_order_of_time, make_problem
 from optpipe_sim.solvers.starts.adaoffload_runs import greedy_search
 from optpipe_sim.solvers.starts.published import fixed_schedules
 
@@ -40,6 +40,36 @@ def test_the_evaluation_is_the_replay_or_later(case: tuple[Problem, Schedule]) -
     if problem.limits is None:
         # nothing waits for memory: no release is ever missed
         assert (makespan, span) == (trace.makespan_ns, max(trace.span_ns))
+
+
+@given(problems(shared=False))
+def test_in_the_order_of_time_a_schedule_that_fits_is_a_plan_no_later_than_its_replay(
+    case: tuple[Problem, Schedule],
+) -> None:
+    problem, schedule = case
+    trace = problem.keeps(schedule)
+    assume(trace is not None)
+    assert trace is not None
+    again = in_order_of_time(trace)
+    assert check(again, problem.profile, problem.limits) == []
+    makespan, _, _ = Workspace(problem).evaluate(pack(problem, again))
+    assert problem.replay(again).makespan_ns <= makespan <= trace.makespan_ns
+
+
+@pytest.mark.parametrize(("devices", "offloaded", "limit"), [(2, 1, 300), (4, 1, 300), (4, 2, 350)])
+def test_a_reload_that_waits_for_a_later_offload_is_a_start_all_the_same(
+    devices: int, offloaded: int, limit: int
+) -> None:
+    """PipeOffload's reloads stand before the offloads that make room for them; the replay lets these go first."""
+    profile = uniform(devices, 20, chunks=2, t_comm_ns=0)
+    group = 4 if devices == 2 else 1
+    problem = make_problem(profile, 8, limit)
+    start = build(f"po:chunks=2,group={group},offloaded={offloaded}", profile, 8)
+    cost = problem.replay(start).cost_ns
+    assert Workspace(problem).evaluate(pack(problem, start))[0] == NEVER
+    found = search(problem, [start], evaluations=3000)
+    assert found is not None
+    assert problem.replay(found).cost_ns <= cost
 
 
 @given(problems(), SEEDS)
