@@ -24,6 +24,11 @@ def published(name: str) -> dict[str, Any]:
     return data_file("published", name)
 
 
+def side_of(model: str) -> str:
+    """Return the side of the split that a model is on: ``fit`` or ``check``."""
+    return "fit" if model in CALIBRATED_ON else "check"
+
+
 @dataclass(frozen=True)
 class Cell:
     """One published number, the measurement it is for the fit, and which side of the split it is on."""
@@ -36,7 +41,7 @@ class Cell:
     @property
     def role(self) -> str:
         """``fit`` or ``check``."""
-        return "fit" if self.model in CALIBRATED_ON else "check"
+        return side_of(self.model)
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class Run:
     @property
     def role(self) -> str:
         """``fit`` or ``check``."""
-        return "fit" if self.model in CALIBRATED_ON else "check"
+        return side_of(self.model)
 
 
 def machine_of(name: str) -> Machine:

@@ -221,7 +221,9 @@ def _is_replay(trace: Trace) -> bool:
     limit = trace.memory_limit
     enforce = limit is not None and trace.fits
     try:
-        again = simulate(trace.schedule, trace.profile, memory_limit=limit, enforce=enforce)
+        again = simulate(
+            trace.schedule, trace.profile, memory_limit=limit, enforce=enforce, explain=False
+        )
     except (Deadlock, OutOfMemory):
         return False
     return again.makespan_ns == trace.makespan_ns and bool((again.start_ns == trace.start_ns).all())

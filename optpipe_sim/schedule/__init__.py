@@ -257,13 +257,13 @@ class Schedule:
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
         """The data dependencies: rows of the ops that wait, and of those they wait for."""
         kinds, stages, units = self.table.T.astype(np.int64)
-        kinds_there = np.flatnonzero(np.bincount(kinds)).tolist()
-        rows_of = {kind: np.flatnonzero(kinds == kind) for kind in kinds_there}
+        used = np.flatnonzero(np.bincount(kinds)).tolist()
+        of_kind = {kind: np.flatnonzero(kinds == kind) for kind in used}
         waiting, needed = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for op, needs, step, slices in ALL_RULES:
-            if op not in rows_of or needs not in rows_of or (slices and self.shape.slices == 1):
+            if op not in of_kind or needs not in of_kind or (slices and self.shape.slices == 1):
                 continue
-            rows = rows_of[op]
+            rows = of_kind[op]
             other = stages[rows] + step
             if step:
                 there = (other >= 0) & (other < self.shape.stages)

@@ -77,10 +77,8 @@ def require_known(schedule: Schedule, profile: CostProfile) -> None:
     Raises:
         InvalidSchedule: names what the profile lacks.
     """
-    if all(cost.splits for cost in profile.stages):
-        return
-    kinds = schedule.table[:, 0]
-    if (_at_whole_stages(schedule, profile) & ((kinds == B) | (kinds == W))).any():
+    whole, kinds = _at_whole_stages(schedule, profile), schedule.table[:, 0]
+    if (whole & ((kinds == B) | (kinds == W))).any():
         raise InvalidSchedule(_missing(profile))
 
 

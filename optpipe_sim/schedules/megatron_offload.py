@@ -14,9 +14,9 @@ from itertools import pairwise
 import numpy as np
 
 from ..errors import InvalidSchedule
-from ..ops import BW, O, R
+from ..ops import BW, F, O, R
 from ..profile import CostProfile
-from ..schedule import Schedule, rows_of
+from ..schedule import Schedule, encode, rows_of
 from .classic import one_f_one_b_of
 from .copies import require_offload
 
@@ -72,7 +72,9 @@ def megatron_offload(
     tables = []
     for rank, (first, last) in enumerate(pairwise(base.offsets)):
         program = base.table[first:last]
-        tables.append(_with_copies(program, _eligible(program, moved, rank * delta), fraction))
+        forward = base.rows[encode(base.shape, F, *program[:, 1:].T)] - first
+        may = _eligible(program, moved, rank * delta)
+        tables.append(_with_copies(program, forward, may, fraction))
     return Schedule.from_tables(base.shape, tables)
 
 
@@ -95,11 +97,16 @@ def _eligible(program: np.ndarray, moved: np.ndarray, keep_bytes: int) -> np.nda
     return chosen
 
 
-def _with_copies(program: np.ndarray, may: np.ndarray, fraction: Fraction | float) -> np.ndarray:
+def _with_copies(
+    program: np.ndarray, forward: np.ndarray, may: np.ndarray, fraction: Fraction | float
+) -> np.ndarray:
     """Offload the share `fraction` of each stage's activations that may be, evenly spread and rounded up: insert each O
-    after its F, and each R after the backward before its own."""
-    is_back = program[:, 0] == BW
-    rows = np.flatnonzero(is_back)
+    after its F, and each R after the backward before its own.
+
+    Args:
+        forward: the place of each op's F. may: of each backward, as `_eligible` returns.
+    """
+    rows = np.flatnonzero(program[:, 0] == BW)
     part, whole = Fraction(fraction).as_integer_ratio()
     up = [-(-at * part // whole) for at in range(len(rows) + 1)]
     takes = np.array([after > before for before, after in pairwise(up)])
@@ -108,10 +115,8 @@ def _with_copies(program: np.ndarray, may: np.ndarray, fraction: Fraction | floa
         own = np.flatnonzero(may & (program[rows, 1] == stage))
         chosen[own] = takes[: len(own)]
     gone = program[rows[chosen], 1:]
-    forward = np.empty(program[:, 1:].max(axis=0) + 1, np.int64)
-    forward[tuple(program[~is_back, 1:].T)] = np.flatnonzero(~is_back)
     before = rows[np.flatnonzero(chosen) - 1]
     parts = (program, rows_of(O, *gone.T), rows_of(R, *gone.T))
-    places = (2 * np.arange(len(program)), 2 * forward[tuple(gone.T)] + 1, 2 * before + 1)
+    places = (2 * np.arange(len(program)), 2 * forward[rows[chosen]] + 1, 2 * before + 1)
     order = np.argsort(np.concatenate(places))
     return np.asarray(np.concatenate(parts)[order])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import Deadlock, InvalidSchedule, OutOfMemory, require
-from ..ops import TRANSFERS
 from ..profile import CostProfile
 from ..schedule import Schedule, validate
 from ..schedule.fused import require_known
@@ -51,7 +50,7 @@ def simulate(
     splits = schedule.issued_split
     objective = objective or profile.issue(splits).objective
     profile = profile.issued(splits)
-    if profile.offload is None and _has_transfers(schedule):
+    if profile.offload is None and schedule.is_transfer.any():
         raise InvalidSchedule(
             f"the schedule offloads, but the profile {profile.name} has no offload section"
         )
@@ -117,7 +116,3 @@ def require_limit(profile: CostProfile, limits: Sequence[int]) -> None:
                 f"does not fit: device {device}: the limit of {stated} is below what one microbatch"
                 f" needs; {known} {size_above(least)}, with {shape}"
             )
-
-
-def _has_transfers(schedule: Schedule) -> bool:
-    return bool((schedule.table[:, 0] >= min(TRANSFERS)).any())

@@ -237,8 +237,7 @@ def beside_copies(difference: Difference, measured: Trace | None = None) -> dict
         measured: another trace of the same schedule, to be used instead.
     """
     trace = measured or difference.measured
-    kinds, devices = trace.schedule.table[:, 0], trace.schedule.devices
-    copies = np.isin(kinds, TRANSFERS)
+    devices, copies = trace.schedule.devices, trace.schedule.is_transfer
     took = trace.end_ns - trace.start_ns
     expected = difference.predicted.end_ns - difference.predicted.start_ns
     ratios: dict[str, list[float]] = {"alone": [], "beside": []}

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import ProfileError
 from ..op_costs import op_costs
-from ..ops import BW, COMPUTE, B, C, F, O, OpKind, R, W
+from ..ops import BW, B, C, F, O, OpKind, R, W
 from ..profile import CostProfile
 from ..trace import Trace
 from .lower import Lowered
@@ -128,7 +128,7 @@ def _stretched(own: np.ndarray, trace: Trace, found: Interference) -> np.ndarray
     durations = own.copy()
     for device in range(trace.profile.devices):
         here = trace.schedule.devices == device
-        rows = np.flatnonzero(here & np.isin(kinds, COMPUTE))
+        rows = np.flatnonzero(here & ~trace.schedule.is_transfer)
         if len(rows):
             gaps = trace.start_ns[rows] - np.concatenate([[0], trace.end_ns[rows[:-1]]])
             durations[rows] *= np.where(gaps >= found.idle_ns, factors[IDLE][rows], 1.0)

@@ -375,8 +375,8 @@ class Portfolio:
 
     def promise(self, race: Race, seconds: float) -> float:
         """Estimate the cost that the search reaches on a problem in this time, ns: a share of the gap is
-        closed, less if there is no time to try each op often. A good pattern may be hard to improve,
-        and a shape may be good although no pattern suits it."""
+        closed, less if there is no time to try each op often, and less of what a first turn has left. A good
+        pattern may be hard to improve, and a shape may be good although no pattern suits it."""
         if race.best is None:
             return inf
         most = CLOSED_AFTER if race.turns else CLOSED
@@ -391,18 +391,16 @@ class Portfolio:
     def _by_promise(self, seconds: float) -> list[Race]:
         """Return the races that may improve on the incumbent, the most promising first; before any has run the one of
         the least bound is among the first three, as it may be the best in the end, whatever the patterns that suit it."""
-        leader = self.leader if self.whole.best is not None else None
-        possible = [
+        promised = {
+            race: self.promise(race, seconds) for race in self.races if not self.hopeless(race)
+        }
+        # one that is not known yet may, whatever it promises; the leader's own is no more than its cost
+        order = [
             race
-            for race in self.races
-            if not self.hopeless(race)
-            and (
-                race is leader
-                or race.best is None
-                or self.promise(race, seconds) < self.whole.cost_ns
-            )
+            for race, cost in promised.items()
+            if race.best is None or cost <= self.whole.cost_ns
         ]
-        order = sorted(possible, key=lambda race: self.promise(race, seconds))
+        order.sort(key=promised.__getitem__)
         least = min(order, key=lambda race: race.bound_ns, default=None)
         first = ROUNDS[0][0]
         if least is not None and not least.turns and least not in order[:first]:

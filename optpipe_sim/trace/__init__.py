@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import OptPipeError
 from ..files import read_mapping, write_text
 from ..op_costs import edges, kept_costs, moved_bytes, op_costs
-from ..ops import COMPUTE, O, Op, R
+from ..ops import O, Op, R
 from ..profile import CostProfile
 from ..profile.iteration import iteration_flops, iteration_ns, iteration_tokens
 from ..profile_io import profile_to_json
@@ -154,7 +154,7 @@ class Trace:
     @cached_property
     def compute_rows(self) -> tuple[np.ndarray, ...]:
         """Per device, the rows of its compute ops in program order; of a pair, that of its F."""
-        compute = np.isin(self.schedule.table[:, 0], COMPUTE) & ~self.schedule.second
+        compute = ~self.schedule.is_transfer & ~self.schedule.second
         bounds = self.schedule.offsets
         return tuple(
             first + np.flatnonzero(compute[first:last]) for first, last in pairwise(bounds)

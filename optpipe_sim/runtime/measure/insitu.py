@@ -64,7 +64,7 @@ def _latency_ns(schedule: Schedule, start_ns: np.ndarray, end_ns: np.ndarray) ->
     """Return the median between ops of two devices of which the second waited for nothing else."""
     waiting, needed = schedule.edges
     ready = np.zeros(len(schedule), np.int64)  # by what is on the same device
-    compute = np.isin(schedule.table[:, 0], COMPUTE)
+    compute = ~schedule.is_transfer
     for device in range(schedule.shape.devices):
         rows = np.flatnonzero(compute & (schedule.devices == device))
         ready[rows[1:]] = end_ns[rows[:-1]]

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import Deadlock
 from ...op_costs import op_costs
-from ...ops import BW, COMPUTE, TRANSFERS, B, C, F
+from ...ops import BW, TRANSFERS, B, C, F
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...sim import simulate
@@ -87,7 +87,7 @@ def _program(trace: Trace, rank: int) -> _Program:
     held = np.cumsum(allocated - released) + released + trace.profile.static_bytes[rank]
     table = trace.schedule.table[rows]
     idle = np.zeros(len(table), np.int64)
-    compute = np.flatnonzero(np.isin(table[:, 0], COMPUTE))
+    compute = np.flatnonzero(~trace.schedule.is_transfer[rows])
     starts, ends = trace.start_ns[rows][compute], trace.end_ns[rows][compute]
     idle[compute] = starts - np.concatenate(([0], ends[:-1]))
     return _Program(table, idle, held, allocated.copy())
