@@ -41,6 +41,7 @@ class Entry:
         offloads: it is nothing without a link to the host.
         plans: it chooses treatments for a memory limit. `recomputes`: also what is recomputed.
         ours: the paper's greedy as we reconstructed it, or our own, and no published rule.
+        by_name: its order is our reading of a paper: built where it is asked for, tried by nothing else.
         slow: its place among those that take time to build, the most promising first; 0: built at once.
         common: frameworks have it under a name. `torch`: torch's name for the same order. `torch_kin`: of its
             schedule of this kind, which may order some ops otherwise.
@@ -60,6 +61,7 @@ class Entry:
     plans: bool = False
     recomputes: bool = False
     ours: bool = False
+    by_name: bool = False
     slow: int = 0
     common: bool = False
     torch: str = ""
@@ -176,6 +178,15 @@ REGISTRY: dict[str, Entry] = {
     "kimi-k2": Entry(
         "kimi_k2", "kimi_k2", {**_GROUPED, **_PAIRS}, title="Kimi K2", runs=_LOOP, offloads=True
     ),
+    "chronos": Entry(
+        "chronos",
+        "chronos",
+        {**_CHUNKS, "recomputed": int, "level": str},
+        title="ChronosPipe",
+        runs=_LOOP,
+        keeps=ALL,
+        by_name=True,
+    ),
     "megatron-partial": Entry(
         "checkpointing.partial",
         "partial_checkpoints",
@@ -258,7 +269,8 @@ def is_published(name: str) -> bool:
     """Whether a name with its options is that of a rule that others published, with options that they have."""
     base, _, options = name.partition(":")
     stretched = any(option.partition("=")[0] in _STRETCHED for option in options.split(","))
-    return base in REGISTRY and not REGISTRY[base].ours and not stretched
+    entry = REGISTRY.get(base)
+    return entry is not None and not (entry.ours or entry.by_name or stretched)
 
 
 def those(
@@ -274,11 +286,11 @@ WHOLE = those(lambda entry: not entry.sliced)  # sequences are not cut
 # what others call a schedule
 def names_in(family: str | None) -> tuple[str, ...]:
     """Return the schedules of whole sequences whose orders a framework has: of Megatron-LM 1F1B and its interleaved form,
-    of torchtitan all that its CSV of orders holds; all of them without a family."""
+    of torchtitan all that its CSV of orders holds and that are tried unasked; all of them without a family."""
     if family == "megatron":
         return PLAIN, INTERLEAVED
     if family == "torchtitan":
-        return those(lambda entry: entry.keeps != "" and not entry.sliced)
+        return those(lambda entry: entry.keeps != "" and not (entry.sliced or entry.by_name))
     return tuple(REGISTRY)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..errors import OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..schedule import Schedule
-from ..schedules import REGISTRY, WHOLE, build, parse_name
+from ..schedules import REGISTRY, WHOLE, build, is_published, parse_name
 from ..sim import simulate
 from ..trace import Trace
 from .axes import candidate_shapes, problems_of
@@ -45,7 +45,7 @@ def published(
     began = time.process_time()
     built: dict[str, Schedule] = {}
     known = WHOLE if profile.slices == 1 else tuple(REGISTRY)
-    for name in names or (name for name in known if not REGISTRY[name].ours):
+    for name in names or filter(is_published, known):
         try:
             built[name] = build(name, profile, microbatches)
         except OptPipeError:

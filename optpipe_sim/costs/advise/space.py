@@ -28,7 +28,9 @@ SEARCHED = ("optpipe",)
 ANY_SHAPE = (*those(lambda entry: entry.ours), *SEARCHED)
 # 1f1b does what gpipe does in less memory
 SCHEDULES = tuple(
-    name for name, entry in ENTRIES.items() if name != FILL_AND_DRAIN and not entry.sliced
+    name
+    for name, entry in ENTRIES.items()
+    if name != FILL_AND_DRAIN and not (entry.sliced or entry.by_name)
 )
 PAIRED = f"{schedules.INTERLEAVED}:pairs=yes"
 SLICED = tuple(name for name, entry in ENTRIES.items() if entry.sliced)

@@ -23,7 +23,11 @@ from ...units import size_text
 from ..problem import Problem
 from .variants import both_ways, levels_of, only_delays, recomputed_at
 
-_PATTERNS = {name: entry for name, entry in REGISTRY.items() if not (entry.plans or entry.sliced)}
+_PATTERNS = {
+    name: entry
+    for name, entry in REGISTRY.items()
+    if not (entry.plans or entry.sliced or entry.by_name)
+}
 ONE_CHUNK = those(lambda entry: "one" in entry.runs and not entry.offloads, _PATTERNS)
 LOOP = those(lambda entry: "loop" in entry.runs, _PATTERNS)
 VEE = those(lambda entry: "vee" in entry.runs, _PATTERNS)
