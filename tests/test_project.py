@@ -186,13 +186,14 @@ def test_functions_fit_a_screen_and_a_half() -> None:
 
 def test_importing_the_package_is_light() -> None:
     code = (
-        "import sys, time; start = time.perf_counter(); import optpipe_sim;"
-        "print(time.perf_counter() - start);"
-        "print(*sorted({'numpy', 'torch', 'matplotlib', 'numba', 'simpy', 'rich', 'bokeh'} & set(sys.modules)))"
+        "import sys; before = set(sys.modules); import optpipe_sim;"
+        "print(*(name for name in set(sys.modules) - before if '.' not in name or 'optpipe_sim' in name))"
     )
-    runs = [_python("-c", code).split("\n") for _ in range(3)]
-    assert min(float(seconds) for seconds, *_ in runs) < 0.3
-    assert runs[0][1] == ""
+    loaded = set(_python("-c", code).split())
+    ours = {name for name in loaded if name.partition(".")[0] == "optpipe_sim"}
+    assert "optpipe_sim" in ours
+    assert len(ours) < 10  # the others come with the first name that is used
+    assert {name for name in loaded - ours if name not in sys.stdlib_module_names} == set()
 
 
 def test_help_loads_nothing_heavy() -> None:

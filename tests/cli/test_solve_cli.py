@@ -326,7 +326,7 @@ def test_optpipe_is_solve() -> None:
 
 
 def test_compare_includes_it_and_takes_its_bound(cli: Any) -> None:
-    line = "compare p.yaml -m 3 --memory-limit 300B --time-limit 1 --json"
+    line = "compare p.yaml -m 3 --memory-limit 300B --time-limit 10 --json"
     rows = {row["schedule"]: row for row in cli(line).json["rows"]}
     assert rows["optpipe"]["fits"]
     assert rows["optpipe"]["cost_ns"] == min(row["cost_ns"] for row in rows.values() if row["fits"])

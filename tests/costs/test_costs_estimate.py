@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from optpipe_sim import CostProfile, build, load_profile, simulate
 from optpipe_sim.cli import main
-from optpipe_sim.costs import estimate, load_machine, load_model
+from optpipe_sim.costs import estimate, load_machine, load_model, stages
+from optpipe_sim.costs.layer import Layer
 from optpipe_sim.costs.machines import MachineError
 from optpipe_sim.costs.models import embedding_parameters, mtp_parameters, parameters
 from optpipe_sim.costs.provenance import iteration_ns, mfu
-from optpipe_sim.costs.roofline import efficiency
+from optpipe_sim.costs.roofline import OpTime, efficiency, op_time
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.stage_cost import StageCost
 
@@ -170,13 +171,18 @@ def test_provenance_and_round_trip(tmp_path) -> None:
     assert again.meta["layers_per_stage"] == meta["layers_per_stage"]
 
 
-def test_an_estimate_takes_milliseconds() -> None:
-    machine = load_machine("h100")
-    estimate("llama3-70b", machine, 32, tp=2, seq=8192)
-    start = time.perf_counter()
-    for microbatch in (1, 2, 3, 4):
-        estimate("llama3-70b", machine, 32, tp=2, seq=8192, microbatch=microbatch)
-    assert (time.perf_counter() - start) / 4 < 0.2
+def test_layers_that_are_alike_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[str] = []
+
+    def counted(layer: Layer, op: str, *others: Any) -> OpTime:
+        timed.append(op)
+        return op_time(layer, op, *others)
+
+    monkeypatch.setattr(stages, "op_time", counted)
+    stages.model_costs.cache_clear()
+    profile = estimate("llama3-70b", "h100", 32, tp=2, seq=8192)
+    assert sum(profile.meta["layers_per_stage"]) == 80
+    assert timed == ["F", "B", "W"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import itertools
 import re
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,13 +152,16 @@ def test_labels_lie_within_their_boxes() -> None:
                 assert text.get_window_extent().width < room
 
 
-def test_large_gantt_is_quick_and_still_whole(tmp_path: Path) -> None:
+def test_large_gantt_is_light_and_still_whole(tmp_path: Path) -> None:
     trace = trace_of(32, 128)
-    begin = time.perf_counter()
+    figure = overview(trace)
     for ending in FORMATS:
-        path = save(overview(trace), tmp_path / f"figure{ending}")
+        path = save(figure, tmp_path / f"figure{ending}")
         assert path.stat().st_size < 3_000_000  # boxes are rasterised in vector files
-    assert time.perf_counter() - begin < 15
+    lanes = figure.axes[0]
+    assert (
+        len(lanes.get_children()) < 50
+    )  # a collection for each kind of op, not an artist for each op
     ax = gantt(trace)
     assert boxes(ax) == {"F-0": 32 * 128, "BW-0": 32 * 128}
     assert not ax.texts

@@ -264,15 +264,15 @@ def fault(ranks: Ranks, task: Task, within_s: float = 20.0) -> str:
     return str(caught.value)
 
 
-def mutated(change: Callable[..., object]) -> Task:
-    """A task whose programs the check refuses, run all the same."""
+def mutated(change: Callable[..., object], timeout_s: float = 15.0) -> Task:
+    """A task whose programs the check refuses, run all the same; a rank waits so long for another one."""
     lowered = offloaded()
     programs = list(linear_programs(lowered))
     change(programs)
     with pytest.raises(InvalidSchedule, match=r"rank \d"):
         check_programs(programs, lowered.schedule)
     task = gradient_task(lowered, plan_of(GPT, 2))
-    return replace(task, programs=tuple(programs), timeout_s=3.0)
+    return replace(task, programs=tuple(programs), timeout_s=timeout_s)
 
 
 def test_a_missing_reload_is_reported(mortal: Ranks):
@@ -296,7 +296,7 @@ def test_a_message_that_is_never_sent(mortal: Ranks):
         programs[0] = without(programs[0], "send", send.op)
 
     # rank 0 waits as well, for what rank 1 would make of it
-    message = fault(mortal, mutated(change))
+    message = fault(mortal, mutated(change, timeout_s=3.0))
     assert re.match(
         r"rank [01]: waiting for the result of (F0|B1)\.[0-3] from rank [01]: ", message
     )
