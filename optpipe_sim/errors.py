@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 
 
@@ -23,7 +23,23 @@ class InvalidSchedule(OptPipeError):
 
 
 class Deadlock(OptPipeError):
-    """A program that cannot continue; names the waiting ops, their devices, and what they wait for."""
+    """A program that cannot continue; names the waiting ops, their devices, and what they wait for.
+
+    To find that out takes longer than a replay, and a search tries many orders that deadlock: `message` may be a function, which is called
+    when somebody reads the error.
+    """
+
+    def __init__(self, message: str | Callable[[], str] = "") -> None:
+        super().__init__()
+        self._message = message
+
+    def __str__(self) -> str:
+        if not isinstance(self._message, str):
+            self._message = self._message()
+        return self._message
+
+    def __reduce__(self) -> tuple[type[Deadlock], tuple[str]]:
+        return type(self), (str(self),)
 
 
 class OutOfMemory(OptPipeError):

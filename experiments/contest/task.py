@@ -227,7 +227,7 @@ def _best(
         with suppress(OptPipeError):  # not for this profile, or beyond the limit
             schedule = build(name, profile, microbatches)
             problem = Problem(profile.for_shape(schedule.shape), microbatches, profile.memory_limit)
-            trace = problem.replay(schedule, explain=False)
+            trace = problem.replay(schedule)
             if best is None or trace.makespan_ns < best[1].makespan_ns:
                 best = name, trace
     return best

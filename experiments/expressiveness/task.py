@@ -217,7 +217,7 @@ def _time(trace: Trace, profile: CostProfile, draw: Draw) -> int | None:
     """Return the pipeline time of an iteration of a plan at drawn costs; None where an op waits forever for memory."""
     costs = drawn(profile.for_shape(trace.schedule.shape), draw)
     with suppress(OptPipeError):
-        return simulate(trace.schedule, costs, explain=False).cost_ns
+        return simulate(trace.schedule, costs).cost_ns
     return None
 
 

@@ -30,7 +30,7 @@ def run(profile: Profile, microbatches: Count, memory_limit: Limit = None) -> Ro
         tried += 1
         try:
             schedule = build(name, profile, microbatches)
-            trace = simulate(schedule, profile, memory_limit, engine="replay", explain=False)
+            trace = simulate(schedule, profile, memory_limit, engine="replay")
         except OptPipeError:
             continue
         costs[name] = trace.makespan_ns

@@ -107,7 +107,7 @@ def _adaoffload(profile: CostProfile, m: int, seconds: float) -> Plan | None:
         if time.monotonic() > until:
             break
         with suppress(OptPipeError):  # not with these chunks, or in this memory
-            trace = make_problem(shape, m).replay(build(name, shape, m), explain=False)
+            trace = make_problem(shape, m).replay(build(name, shape, m))
             found.append(Plan(name, trace))
     return min(found, key=lambda plan: plan.trace.cost_ns, default=None)
 
@@ -123,5 +123,5 @@ def _time(plan: Plan, profile: CostProfile, draw: Any) -> int | None:
     """Return the pipeline's part of an iteration of a plan at drawn costs; None where an op waits forever for memory."""
     costs = drawn(profile.for_shape(plan.trace.schedule.shape), draw)
     with suppress(OptPipeError):
-        return simulate(plan.trace.schedule, costs, explain=False).cost_ns
+        return simulate(plan.trace.schedule, costs).cost_ns
     return None

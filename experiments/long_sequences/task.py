@@ -185,7 +185,7 @@ def _replay(way: Way, profile: CostProfile, microbatches: int) -> Trace | None:
         schedule = build(way.schedule, profile, microbatches, **options)
     except InvalidSchedule:
         return None
-    trace = simulate(schedule, profile, enforce=False, explain=False)
+    trace = simulate(schedule, profile, enforce=False)
     offloads = way.schedule.startswith(("po-", "sppo"))
     return trace if trace.offloaded or not offloads else None
 
@@ -203,6 +203,6 @@ def _within(trace: Trace, profile: CostProfile, most: int | None) -> Trace | Non
     if not trace.offloaded:
         return None
     try:
-        return simulate(trace.schedule, profile, limits, explain=False)
+        return simulate(trace.schedule, profile, limits)
     except (Deadlock, OutOfMemory):
         return None

@@ -242,7 +242,7 @@ class Balancer:
 
     def replay(self, plan: Sequence[Counts]) -> Trace:
         """Interleaved 1F1B with a plan."""
-        return simulate(self.schedule, self.profile(plan), enforce=False, explain=False)
+        return simulate(self.schedule, self.profile(plan), enforce=False)
 
     def search(self, tries: int, seed: int = 0) -> tuple[Counts, ...]:
         """The best plan that moving single layers from slot to slot finds, from the even division and from

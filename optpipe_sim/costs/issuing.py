@@ -101,7 +101,7 @@ def _times(run: Run, links: str, op_us: int, split: float) -> tuple[float, float
     """Return the iteration's time with a flush, and where iterations chain."""
     issue = Issue(links, 1000 * op_us, split=Fraction(str(split)))
     profile = replace(run.profile, execution=Execution("", {run.family: issue}))
-    trace = simulate(run.schedule, profile, enforce=False, explain=False)
+    trace = simulate(run.schedule, profile, enforce=False)
     flush, span = trace.makespan_ns, max(trace.span_ns)
     return iteration_ns(run.profile, flush), iteration_ns(run.profile, span)
 

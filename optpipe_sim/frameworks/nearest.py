@@ -133,7 +133,7 @@ def _steps(schedule: Schedule, nearest: Schedule, profile: CostProfile) -> Itera
     last = simulate(schedule, profile, enforce=False).makespan_ns
     for name, thing, count, left in _stripped(schedule, nearest):
         try:
-            trace = simulate(left, profile, enforce=False, explain=False)
+            trace = simulate(left, profile, enforce=False)
         except Deadlock:
             yield Step(name, thing, count, None, None, None)
             continue

@@ -119,7 +119,6 @@ def _again(
         limits,
         enforce=limits is not None,
         objective=trace.objective,
-        explain=False,
     )
     return other.iteration_ns, max(other.peak_bytes), other.fits
 
@@ -134,7 +133,6 @@ def _as_issued(trace: Trace, name: str, microbatches: int) -> tuple[float, int, 
         trace.memory_limit,
         enforce=trace.memory_limit is not None,
         objective=None if trace.objective == usual else trace.objective,
-        explain=False,
     )
     return other.iteration_ns, max(other.peak_bytes), other.fits
 

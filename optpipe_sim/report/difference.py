@@ -221,9 +221,7 @@ def _is_replay(trace: Trace) -> bool:
     limit = trace.memory_limit
     enforce = limit is not None and trace.fits
     try:
-        again = simulate(
-            trace.schedule, trace.profile, memory_limit=limit, enforce=enforce, explain=False
-        )
+        again = simulate(trace.schedule, trace.profile, memory_limit=limit, enforce=enforce)
     except (Deadlock, OutOfMemory):
         return False
     return again.makespan_ns == trace.makespan_ns and bool((again.start_ns == trace.start_ns).all())

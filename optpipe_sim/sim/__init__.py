@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from ..errors import Deadlock, InvalidSchedule, OutOfMemory, require
 from ..profile import CostProfile
@@ -21,7 +22,6 @@ def simulate(
     enforce: bool = True,
     objective: str | None = None,
     engine: str = "replay",
-    explain: bool = True,
 ) -> Trace:
     """Replay `schedule` with the costs of `profile`; every op starts as early as possible.
 
@@ -33,7 +33,6 @@ def simulate(
             under the profile's execution, ``flush`` where that is ideal.
         engine: ``replay`` (compiled) or ``simpy`` (the discrete-event simulator; the same times, to
             the nanosecond).
-        explain: False: ``replay`` raises a deadlock at once, without naming the ops that wait.
 
     Raises:
         InvalidSchedule: where ops are missing, doubled or misplaced, or do not fit the profile.
@@ -68,14 +67,13 @@ def simulate(
         else:
             from .replay import run_replay
 
-            times = run_replay(schedule, profile, limits, explain)
+            times = run_replay(schedule, profile, limits)
     except Deadlock as stuck:
-        if limits is None or not explain:
+        if limits is None:
             raise
-        from .excess import excess
+        from .excess import deadlocked
 
-        above = excess(schedule, profile, limits, objective)
-        raise (Deadlock(f"{above} ({stuck})") if above else stuck) from None
+        raise Deadlock(partial(deadlocked, stuck, schedule, profile, limits, objective)) from None
     return Trace(schedule, profile, *times, limits, objective, given=given)
 
 

@@ -10,6 +10,19 @@ from ..units import format_size, format_time, size_above
 from .replay import run_replay
 
 
+def deadlocked(
+    stuck: Deadlock,
+    schedule: Schedule,
+    profile: CostProfile,
+    limits: tuple[int, ...],
+    objective: str,
+) -> str:
+    """Return by how much a schedule exceeds its limits and what would fit, and in brackets who waits; just that where it deadlocks
+    under any limit."""
+    above = excess(schedule, profile, limits, objective)
+    return f"{above} ({stuck})" if above else str(stuck)
+
+
 def excess(
     schedule: Schedule, profile: CostProfile, limits: tuple[int, ...], objective: str
 ) -> str | None:
@@ -48,5 +61,5 @@ def held_above(peaks: tuple[int, ...], limits: tuple[int, ...]) -> str:
 def _replay(
     schedule: Schedule, profile: CostProfile, limits: tuple[int, ...] | None, objective: str
 ) -> Trace:
-    times = run_replay(schedule, profile, limits, explain=False)
+    times = run_replay(schedule, profile, limits)
     return Trace(schedule, profile, *times, limits, objective)

@@ -17,7 +17,7 @@ from ..trace import Trace
 from . import require_limit
 from .graph import Graph, build_graph, given_order, shared_links
 from .host_links import check_link_order
-from .replay import explain_deadlock, run_events
+from .replay import deadlock, run_events
 from .waits import find_waits
 
 
@@ -128,8 +128,7 @@ def lower(
         orders = {key: new_row[rows].tolist() for key, rows in orders.items()}
     graph = build_graph(schedule, profile, orders, waits)
     if graph is None:
-        explain_deadlock(schedule, profile, limits)
-        raise AssertionError("unreachable")
+        raise deadlock(schedule, profile, limits)
     return Lowered(schedule, profile, limits, *waits, graph)
 
 

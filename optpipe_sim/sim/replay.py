@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from ..errors import Deadlock, OptPipeError
@@ -20,7 +22,6 @@ def run_replay(
     schedule: Schedule,
     profile: CostProfile,
     limits: tuple[int, ...] | None,
-    explain: bool = True,
 ) -> Times:
     """Return starts, ends and grants, equal to those of `engine.run_engine` to the nanosecond.
 
@@ -28,23 +29,21 @@ def run_replay(
     computed event by event.
 
     Raises:
-        Deadlock: worded as by the engine; without `explain`, which takes longer than the replay, it
-            names no ops.
+        Deadlock: worded as by the engine.
     """
     if limits is None and shared_links(schedule, profile).keys() <= schedule.link_order.keys():
         orders = {key: given_order(schedule, key) or [] for key in schedule.link_order}
         graph = build_graph(schedule, profile, orders)
         if graph is not None:
             return graph.times()
-        explain_deadlock(schedule, profile, limits, explain)
-    return run_events(schedule, profile, limits, explain)[:3]
+        raise deadlock(schedule, profile, limits)
+    return run_events(schedule, profile, limits)[:3]
 
 
 def run_events(
     schedule: Schedule,
     profile: CostProfile,
     limits: tuple[int, ...] | None,
-    explain: bool = True,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return starts, ends and grants, computed event by event, and the positions of grants and ends in the
     sequence of all events (for the order within one instant).
@@ -85,24 +84,23 @@ def run_events(
         ),
     )
     if times[1].min() < 0:
-        explain_deadlock(schedule, profile, limits, explain)
+        raise deadlock(schedule, profile, limits)
     return times  # type: ignore[no-any-return]
 
 
-def explain_deadlock(
-    schedule: Schedule,
-    profile: CostProfile,
-    limits: tuple[int, ...] | None,
-    explain: bool = True,
-) -> None:
-    """Raise the deadlock; with `explain` the engine names the ops that wait."""
-    if not explain:
-        raise Deadlock("deadlock")
+def deadlock(schedule: Schedule, profile: CostProfile, limits: tuple[int, ...] | None) -> Deadlock:
+    """Return the error of a replay that cannot continue; the engine says which ops wait, when somebody reads it."""
+    return Deadlock(partial(_who_waits, schedule, profile, limits))
+
+
+def _who_waits(schedule: Schedule, profile: CostProfile, limits: tuple[int, ...] | None) -> str:
+    """Return the ops that wait, as the engine names them."""
     try:
         from .simpy_engine import run_engine
     except ModuleNotFoundError as missing:
-        raise Deadlock(f"deadlock (install {missing.name} to see which ops wait)") from None
-    run_engine(schedule, profile, limits)
-    raise OptPipeError(
-        "internal error: the replay deadlocks where the engine does not"
-    ) from Deadlock()
+        return f"deadlock (install {missing.name} to see which ops wait)"
+    try:
+        run_engine(schedule, profile, limits)
+    except Deadlock as stuck:
+        return str(stuck)
+    raise OptPipeError("internal error: the replay deadlocks where the engine does not")

@@ -154,7 +154,7 @@ def best_fixed(
     best: tuple[str, Trace] | None = None
     for name, schedule in built.items():
         try:
-            trace = simulate(schedule, profile, objective=objective, explain=False)
+            trace = simulate(schedule, profile, objective=objective)
         except OptPipeError:
             continue
         if best is None or trace.cost_ns < best[1].cost_ns:

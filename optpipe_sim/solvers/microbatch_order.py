@@ -100,6 +100,6 @@ def _changed(place: list[int], random: Random) -> list[int]:
 
 def _cost(problem: Problem, schedule: Schedule) -> float:
     try:
-        return problem.replay(schedule, explain=False).cost_ns
+        return problem.replay(schedule).cost_ns
     except (Deadlock, OutOfMemory):
         return float("inf")

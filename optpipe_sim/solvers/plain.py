@@ -66,7 +66,7 @@ def plain_plans(
             told = name if level is None else recomputed_at(name, level)
             with suppress(OptPipeError):  # not for these microbatches, or stages
                 schedule = build(told, profile, microbatches)
-                trace = simulate(schedule, profile, objective=objective, explain=False)
+                trace = simulate(schedule, profile, objective=objective)
                 if limits is None or all(map(le, trace.peak_bytes, limits)):
                     yield PlainPlan(2 * rank + (level is not None), told, trace)
 

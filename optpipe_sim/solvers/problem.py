@@ -100,10 +100,9 @@ class Problem:
         """About how long a replay takes, in s: what ends in one has to leave time for it."""
         return REPLAY_S * 3 * self.shape.stages * self.shape.units
 
-    def replay(self, schedule: Schedule, explain: bool = True) -> Trace:
+    def replay(self, schedule: Schedule) -> Trace:
         """Replay a schedule under the problem's limits. Backwards are fused on stages that do not
-        split them, so the trace's own `schedule` is the one to use afterwards. `explain`: see
-        `sim.simulate`.
+        split them, so the trace's own `schedule` is the one to use afterwards.
 
         Raises:
             OutOfMemory: also if it needs more pinned host memory than the limit allows.
@@ -118,7 +117,6 @@ class Problem:
             self.limits,
             enforce=self.limits is not None,
             objective=self.objective,
-            explain=explain,
         )
         if self.host_limit is not None and trace.host_peak_bytes > self.host_limit:
             assert self.profile.offload is not None
@@ -132,7 +130,7 @@ class Problem:
     def keeps(self, schedule: Schedule) -> Trace | None:
         """Replay a schedule under the limits, the host's included; None if it breaks one of them."""
         try:
-            return self.replay(schedule, explain=False)
+            return self.replay(schedule)
         except (Deadlock, OutOfMemory):
             return None
 

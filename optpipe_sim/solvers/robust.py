@@ -334,7 +334,7 @@ class _Field:
         try:
             lowered = lower(schedule, self.problem.profile, self.problem.limits)
             if self.problem.host_limit is not None:
-                self.problem.replay(schedule, explain=False)  # lowering does not check this
+                self.problem.replay(schedule)  # lowering does not check this
         except OptPipeError:
             return None
         costs = replay_scenarios(lowered, self.scenarios, self.problem.objective)

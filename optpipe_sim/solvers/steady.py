@@ -157,9 +157,7 @@ def standings(
 def _time(plan: PlainPlan, profile: CostProfile) -> float:
     """Return the time of an iteration of a plan at other costs, in ns."""
     try:
-        return simulate(
-            plan.trace.schedule, profile, plan.trace.memory_limit, explain=False
-        ).iteration_ns
+        return simulate(plan.trace.schedule, profile, plan.trace.memory_limit).iteration_ns
     except OptPipeError:  # an op waits for memory that another order of the ends never releases
         return float("inf")
 

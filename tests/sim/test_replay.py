@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -20,6 +21,7 @@ from optpipe_sim.errors import Deadlock, OptPipeError, OutOfMemory
 from optpipe_sim.op_costs import op_costs
 from optpipe_sim.ops import COMPUTE
 from optpipe_sim.schedules import REGISTRY
+from optpipe_sim.sim import simpy_engine
 from optpipe_sim.sim.host_links import link_keys
 from optpipe_sim.sim.lower import Lowered, lower
 from optpipe_sim.sim.noise import Noise, replay_noisy
@@ -33,6 +35,28 @@ def outcome(schedule: Schedule, profile: CostProfile, engine: str, **options: ob
         return simulate(schedule, profile, engine=engine, **options)  # type: ignore[arg-type]
     except (Deadlock, OutOfMemory) as error:
         return f"{type(error).__name__}: {error}"
+
+
+def test_who_waits_is_found_out_once_and_when_somebody_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profile = unit_profile(2, memory_limit_bytes=150)
+    schedule = build("zb-h1", profile, 4)
+    asked = []
+
+    def run_engine(*arguments: object) -> object:
+        asked.append(arguments)
+        return real(*arguments)  # type: ignore[arg-type]
+
+    real = simpy_engine.run_engine
+    monkeypatch.setattr(simpy_engine, "run_engine", run_engine)
+    with pytest.raises(Deadlock) as caught:
+        simulate(schedule, profile)
+    stuck = caught.value
+    assert asked == []
+    assert "F0.1 waits for memory" in str(stuck)
+    assert str(pickle.loads(pickle.dumps(stuck))) == str(stuck)  # as it comes from a process
+    assert len(asked) == 1
 
 
 @st.composite

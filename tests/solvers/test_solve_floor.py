@@ -130,7 +130,7 @@ def fastest(profile: CostProfile, microbatches: int, limit: int) -> tuple[int, s
     for name in every_option(profile, microbatches, limit):
         try:
             schedule = build(name, profile, microbatches)
-            trace = simulate(schedule, profile, limit, explain=False)
+            trace = simulate(schedule, profile, limit)
         except (OptPipeError, Deadlock, OutOfMemory):
             continue
         best = min(best, (trace.makespan_ns, name))
@@ -196,7 +196,7 @@ def test_nor_is_solve_with_any_other_options(
                 continue
             if alone.per_stage:
                 require_alike(schedule)
-            trace = simulate(schedule, profile, limit, explain=False)
+            trace = simulate(schedule, profile, limit)
         except (OptPipeError, Deadlock, OutOfMemory):
             continue
         assert found.objective_ns <= trace.makespan_ns, name

@@ -41,7 +41,7 @@ def apart_where_faster(
             if len(tried) == len(best.schedule):
                 continue
             try:
-                trace = simulate(tried, profile, limits, objective=objective, explain=False)
+                trace = simulate(tried, profile, limits, objective=objective)
             except Deadlock:
                 continue
             found = min(found, trace, key=lambda one: one.cost_ns)

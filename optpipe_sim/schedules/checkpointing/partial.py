@@ -102,7 +102,7 @@ def _most(
     best, low, high = None, 0, max(_windows(base))
     while low <= high:
         keep = (low + high) // 2
-        trace = simulate(_kept(base, levels, keep), costs, enforce=False, explain=False)
+        trace = simulate(_kept(base, levels, keep), costs, enforce=False)
         if all(peak <= limit for peak, limit in zip(trace.peak_bytes, limits, strict=True)):
             best, low = trace, keep + 1
         else:

@@ -291,7 +291,7 @@ class _Search:
             if _least_ns(other, self.microbatches, self.objective) >= cost_ns:
                 continue
             with suppress(OptPipeError):
-                trace = self._problem(other).replay(schedule, explain=False)
+                trace = self._problem(other).replay(schedule)
                 if trace.cost_ns < cost_ns:
                     return other, trace.cost_ns
         return None

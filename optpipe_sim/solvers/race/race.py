@@ -94,7 +94,7 @@ class Race:
     def offer(self, schedule: Schedule, engine: str) -> bool:
         """Take a schedule if its replay under the limit beats the incumbent."""
         try:
-            trace = self.problem.replay(schedule, explain=False)
+            trace = self.problem.replay(schedule)
         except OptPipeError:
             return False
         return self.take(trace.schedule, trace.cost_ns, engine)

@@ -286,7 +286,7 @@ def _offer(
     problem: Problem, at: int, schedule: Schedule, name: str, shared: Any, report: Report
 ) -> None:
     try:
-        trace = problem.replay(schedule, explain=False)
+        trace = problem.replay(schedule)
     except OptPipeError:
         return
     if trace.cost_ns < shared[at]:

@@ -127,7 +127,7 @@ def greedy_search(
                 continue
             schedule = played.schedule(problem.microbatches)
             try:
-                cost = problem.replay(schedule, explain=False).cost_ns
+                cost = problem.replay(schedule).cost_ns
             except OptPipeError:
                 continue
         if cost >= worst or any(cost == entry.cost_ns for entry in best):

@@ -123,7 +123,7 @@ def start_of(problem: Problem, fixed: Fixed, plain: Schedule) -> Start | None:
     """Return a schedule of the plain problem as a start; None if it does not fit the problem itself."""
     schedule = realise(problem, fixed.choice, plain)
     try:
-        return Start(problem.replay(schedule, explain=False).cost_ns, fixed, plain, schedule)
+        return Start(problem.replay(schedule).cost_ns, fixed, plain, schedule)
     except OptPipeError:
         return None
 

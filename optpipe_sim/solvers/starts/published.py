@@ -156,7 +156,7 @@ def _one_f_one_b_ns(problem: Problem, level: str | None = None) -> int:
     if level is not None:
         name = f"{name}:recompute={level},apart=yes"
     for _, schedule in build_those(problem, [name]):
-        return simulate(schedule, problem.profile, enforce=False, explain=False).makespan_ns
+        return simulate(schedule, problem.profile, enforce=False).makespan_ns
     return 0
 
 

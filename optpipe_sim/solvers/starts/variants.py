@@ -84,7 +84,7 @@ class _Order:
         """When the ops of `plain` start without limit and copies."""
         if self.way is None:
             return self.free.start_ns
-        return simulate(self.plain, self.planned, enforce=False, explain=False).start_ns
+        return simulate(self.plain, self.planned, enforce=False).start_ns
 
 
 def levels_of(problem: Problem, best_ns: float = float("inf")) -> list[str]:
@@ -224,7 +224,7 @@ def stretched_variants(
             return
         _, name, schedule = _variant(problem, one, spot.offloaded)
         with suppress(OptPipeError):
-            costs[spot] = problem.replay(schedule, explain=False).cost_ns
+            costs[spot] = problem.replay(schedule).cost_ns
         if costs[spot] < least:
             yield name, schedule
 
@@ -266,7 +266,7 @@ def _order(
     if not may_fit:
         return None
     costs = as_split(problem.profile)
-    trace = simulate(schedule, costs, enforce=False, objective=problem.objective, explain=False)
+    trace = simulate(schedule, costs, enforce=False, objective=problem.objective)
     return _Order(at, group, early, late, way, planned, plain, schedule, may_fit, trace)
 
 
@@ -362,9 +362,7 @@ def limited_variants(
                 schedule = build(variant, problem.profile, problem.microbatches)
             except OptPipeError:  # not even one microbatch fits
                 break
-            free = simulate(
-                schedule, problem.profile, enforce=False, objective=problem.objective, explain=False
-            )
+            free = simulate(schedule, problem.profile, enforce=False, objective=problem.objective)
             in_vain = in_vain + 1 if free.cost_ns >= best_ns() else 0
             if in_vain > IN_VAIN:
                 break

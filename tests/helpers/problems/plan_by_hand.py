@@ -81,7 +81,7 @@ class PlanByHand:
                 assert (W in kinds) != fused
         if self.work.cost_ns(self.plan) >= NEVER:
             return False
-        self.problem.replay(self.schedule, explain=False)
+        self.problem.replay(self.schedule)
         return True
 
     def changed_in_order(self, change: Callable[[np.random.Generator], bool]) -> int:

@@ -85,7 +85,7 @@ def _fit(arguments: argparse.Namespace, out: Out) -> int:
     for run in runs:
         ideal = predicted(run, Fit(span=False))
         profile = replace(run.profile, execution=found)
-        own = simulate(run.schedule, profile, enforce=False, explain=False).iteration_ns
+        own = simulate(run.schedule, profile, enforce=False).iteration_ns
         rows.append(
             {"schedule": run.name, "measured_ns": run.time, "ideal_ns": ideal, "fitted_ns": own}
         )
