@@ -17,6 +17,9 @@ DEV := $(VENV)/.ready-to-test
 DEMO_PROFILE := experiments/profiles/zb-14.6b-p16-m48-offload.yaml
 DEMO_LIMIT := 24GiB
 
+# the tests start hundreds of processes, each of which would compile the sources anew
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help docs demo compile test test-slow lint format bench referee confirm-cpu confirm-schedules confirm-gpu confirm-gpu-long train-switch tables claims figures results-fast notebooks readme-picture report-example clean
 

@@ -122,6 +122,7 @@ def test_after_one_slow_sweep(unit: Callable[..., object], microbatches: int, be
 
     model.calls = 0
     arrive = arrivals(lowered, lowered.replay())
+    between = messages(lowered)
     needed = 0
     for sweep in range(60):
         moved = 0
@@ -129,9 +130,7 @@ def test_after_one_slow_sweep(unit: Callable[..., object], microbatches: int, be
         for rank in range(4):
             records.append(model.run(rank, arrive))
             sent = {op: end for op, (_, end) in records[-1].times_ns.items()}
-            came = message_arrivals(
-                lowered, {op: sent[op] for op in sent if op in messages(lowered)}
-            )
+            came = message_arrivals(lowered, {op: sent[op] for op in sent if op in between})
             moved = max([moved, *(abs(came[op] - arrive[op]) for op in came)])
             arrive |= came
         if not moved:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -327,6 +328,12 @@ def answer(problem: Problem, engine: str = "search", **options: Any) -> tuple[in
     return found.objective_ns, found.status
 
 
+@functools.cache
+def cold(kind: str, m: int) -> tuple[int, str]:
+    """The answer without a cache, which several tests compare with."""
+    return answer(KINDS[kind](m))
+
+
 def floor(problem: Problem) -> int:
     """What a solve with a cache never exceeds. (A random search from a better start may end worse.)"""
     return answer(problem, "search" if problem.shape.slices > 1 else "adaoffload")[0]
@@ -442,7 +449,13 @@ def test_a_header_that_cannot_be_is_no_entry(
     problem, near = KINDS["levels"](head["problem"]["m"]), KINDS["plain"](7)
     assert identity(problem).data == head["problem"]
     forge(cache._path(identity(problem)), FORGED[what](head), schedule)
-    _expect_nothing(cache, problem, near)
+    assert cache.get(problem) is None
+    assert cache.near(near) == []
+    assert cache.bound_ns(near) == (0, "")
+    for each in (problem, near):
+        race = recalled(each, cache)
+        assert (race.best, race.bound_ns) == (None, 0)
+    assert answer(problem, cache=True) == cold("levels", problem.microbatches)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -455,24 +468,12 @@ def test_a_schedule_that_is_none_is_no_entry(
     assert cache.get(problem) is None
     assert cache.near(near) == []
     assert recalled(problem, cache).best is recalled(near, cache).best is None
-    assert answer(problem, cache=True) == answer(problem)
-
-
-def _expect_nothing(cache: Cache, problem: Problem, near: Problem) -> None:
-    """The cache, whose only entry would be of the first problem, is as good as empty."""
-    assert cache.get(problem) is None
-    assert cache.near(near) == []
-    assert cache.bound_ns(near) == (0, "")
-    for each in (problem, near):
-        race = recalled(each, cache)
-        assert (race.best, race.bound_ns) == (None, 0)
-    assert answer(problem, cache=True) == answer(problem)
+    assert answer(problem, cache=True) == cold("levels", problem.microbatches)
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a pipe", "a link to itself", "a file as folder"])
 def test_what_is_no_file_is_no_entry(kind: str, cache: Cache) -> None:
     problem = KINDS["levels"](4)
-    cold = answer(problem)
     path = cache._path(identity(problem))
     if kind == "a file as folder":
         cache.folder.mkdir(parents=True)
@@ -484,7 +485,7 @@ def test_what_is_no_file_is_no_entry(kind: str, cache: Cache) -> None:
             "a pipe": lambda: os.mkfifo(path),
             "a link to itself": lambda: path.symlink_to(path),
         }[kind]()
-    assert answer(problem, cache=True) == cold
+    assert answer(problem, cache=True) == cold("levels", 4)
 
 
 def test_a_full_disk_ends_no_solve(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -492,9 +493,8 @@ def test_a_full_disk_ends_no_solve(cache: Cache, monkeypatch: pytest.MonkeyPatch
         raise OSError(28, "No space left on device")
 
     problem = KINDS["levels"](4)
-    cold = answer(problem)
     monkeypatch.setattr("optpipe_sim.files._write_beside", full)
-    assert answer(problem, cache=True) == cold
+    assert answer(problem, cache=True) == cold("levels", 4)
     assert cache.info()["problems"] == 0
 
 
