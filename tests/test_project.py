@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,10 @@ def _imports(path: Path) -> set[str]:
     return {name.removeprefix("optpipe_sim").removeprefix(".") for name in inside} & set(FILES)
 
 
-IMPORTS = {name: _imports(path) for name, path in FILES.items()}
+@cache
+def _all_imports() -> dict[str, set[str]]:
+    """What each file of the package imports; read once a test asks, not by every process that collects them."""
+    return {name: _imports(path) for name, path in FILES.items()}
 
 
 def _room(name: str) -> str:
@@ -95,25 +99,25 @@ def _reached(start: str) -> set[str]:
     todo = {start}
     while todo:
         seen |= todo
-        todo = set().union(*(IMPORTS[name] for name in todo)) - seen
+        todo = set().union(*(_all_imports()[name] for name in todo)) - seen
     return seen
 
 
 def test_imports_run_one_way_between_rooms() -> None:
     wrong = [
         f"{name} imports {other}"
-        for name, others in IMPORTS.items()
+        for name, others in _all_imports().items()
         for other in others
         if LAYER[_room(other)] > LAYER[_room(name)]
     ]
     assert not wrong
-    assert sum(map(len, IMPORTS.values())) > 500  # the reader above reads
-    assert {"ops", "solvers.problem"} <= IMPORTS["solvers.milp.sets"]
-    assert "schedules" in IMPORTS["names"]  # an __init__
+    assert sum(map(len, _all_imports().values())) > 500  # the reader above reads
+    assert {"ops", "solvers.problem"} <= _all_imports()["solvers.milp.sets"]
+    assert "schedules" in _all_imports()["names"]  # an __init__
 
 
 def test_no_circle_of_imports_between_files() -> None:
-    left = {name: set(others) for name, others in IMPORTS.items()}
+    left = {name: set(others) for name, others in _all_imports().items()}
     while free := {name for name, others in left.items() if not others & set(left)}:
         left = {name: others for name, others in left.items() if name not in free}
     circles = {name: sorted(others & set(left)) for name, others in left.items()}
@@ -135,7 +139,9 @@ def test_the_atlas_is_checked_without_the_simulator_and_the_solvers() -> None:
 
 
 def test_torch_only_in_the_runtime_and_the_runtime_only_for_the_command_line() -> None:
-    users = {_room(name) for name, others in IMPORTS.items() if "runtime" in map(_room, others)}
+    users = {
+        _room(name) for name, others in _all_imports().items() if "runtime" in map(_room, others)
+    }
     assert users == {"runtime", "cli"}
     assert {_room(name) for name, path in FILES.items() if _imports_torch(path)} == {"runtime"}
 
