@@ -36,6 +36,7 @@ from joblib import Parallel, delayed
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the cells are those of the experiments
 
+from experiments.cases import OTHER, Case, published, uniform  # noqa: E402
 from experiments.cells import (  # noqa: E402
     Row,
     finish_cells,
@@ -44,7 +45,6 @@ from experiments.cells import (  # noqa: E402
     to_csv,
     to_markdown,
 )
-from experiments.solve_quality.cases import OTHER, Case, published, uniform  # noqa: E402
 from optpipe_sim.bounds.bounds import lower_bound  # noqa: E402
 from optpipe_sim.files import write_text  # noqa: E402
 from optpipe_sim.schedule import Schedule  # noqa: E402
@@ -91,9 +91,7 @@ CONTEST = (
 def cells() -> dict[str, Case]:
     """The cells by name."""
     found = {
-        f"uniform p{p} m{m} {limit} B, copies of {copy}": Case(
-            uniform(p, limit, copy, "separate"), m
-        )
+        f"uniform p{p} m{m} {limit} B, copies of {copy}": Case(uniform(p, limit, copy), m)
         for p, m, limit, copy in UNIFORM
     }
     found |= OTHER

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import resource
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from time import perf_counter
 from typing import Literal
 
-from optpipe_sim.bounds.bounds import lower_bound
+from experiments.cases import OTHER, Case
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.schedules import ADAOFFLOAD
@@ -19,58 +19,71 @@ from optpipe_sim.solvers.cpsat.cpsat import solve_cpsat
 from optpipe_sim.solvers.milp.milp import MOST_ROWS, solve_milp
 from optpipe_sim.solvers.milp.model import model_size
 from optpipe_sim.solvers.milp.options import MilpOptions
+from optpipe_sim.solvers.options import SolveOptions
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.result import SolveResult, make_result
 from optpipe_sim.solvers.solve import solve
-from optpipe_sim.study.tasks import CostProfile, Count, Limit, Row, Seconds, SolveOptions
+from optpipe_sim.solvers.starts.published import fixed_schedules
+from optpipe_sim.study.tasks import CostProfile, Count, Limit, Row
 
-VERSION = 1
+VERSION = 2
 Curve = Sequence[tuple[float, int]]  # (seconds, ns) of each improvement
 
 
 def run(
-    profile: CostProfile,
-    microbatches: Count,
-    engine: Literal["adaoffload", "search", "cpsat", "milp", "auto"],
+    engine: Literal["published", "adaoffload", "search", "cpsat", "milp", "auto"],
     times: list[float],
+    profile: CostProfile | None = None,
+    microbatches: Count = 1,
     memory_limit: Limit = None,
-    start: Literal["adaoffload", "none"] = ADAOFFLOAD,
-    time_limit: Seconds | None = None,
+    case: str = "",
+    start: Literal["adaoffload", "everything", "none"] = ADAOFFLOAD,
     seed: int = 0,
     solver: str = "highs",
+    switched: Sequence[str] = (),
     cores: Count = 1,
+    part: str = "",
 ) -> list[Row]:
-    """Return what an engine has ``after_s`` each of some `times`, from one run up to `time_limit` (or the
-    last of them, if sooner).
+    """Return what an engine has ``after_s`` each of some `times`, from one run up to the last of them, of the
+    problem that is given or that `experiments.cases` calls `case`.
 
-    ``milp`` and ``cpsat`` know the closed-form bounds whatever the start; ``search`` (annealing
-    alone) has simple patterns that offload everything in the place of nothing; ``auto`` is `solve`,
-    all engines at once, a process each, whatever the `cores`.
+    ``published`` is the best of the published schedules of the same chunks that fits. ``milp`` and
+    ``cpsat`` know the closed-form bounds whatever the start; ``search`` (annealing alone) has simple patterns
+    that offload everything in the place of nothing; ``auto`` is `solve`, all engines at once, a process each,
+    whatever the `cores`. Of the MILP, `solver` and the accelerations that are `switched` from their
+    default may be chosen. `part` is the part of the table that the point is for.
 
-    Columns: ``objective_ns`` (None: nothing yet), ``lower_bound_ns`` and ``gap`` by then; ``incumbents``
-    and ``bounds``: [seconds, ns] of the improvements since the time before; ``first_s`` and
-    ``first_ns``: the first schedule; ``seconds``: what the run took; ``formula_*``: the MILP's size
-    before time windows fix some; ``variables`` and ``constraints``: the model as the solver gets it,
-    once time windows have fixed what they can, for CP-SAT its last one. ``status`` is ``refused`` where
-    a MILP is too large to be stated.
+    Columns: ``p``, ``m`` and ``limit``: devices, microbatches, bytes; ``objective_ns`` (None: nothing yet),
+    ``best_s`` (when it was found), ``lower_bound_ns`` and ``gap`` by then; ``incumbents`` and ``bounds``: [seconds,
+    ns] of the improvements since the time before; ``first_s`` and ``first_ns``: the first schedule;
+    ``bound``: the name of the last bound; ``seconds``: what the run took; ``mib``: peak memory of any process so far, this one
+    and two of its engines; ``formula_*``: the MILP's size before time windows fix some; ``variables`` and ``constraints``: the model as the
+    solver gets it, once time windows have fixed what they can, for CP-SAT its last one. ``status`` is ``refused`` where a
+    MILP is too large to be stated.
     """
     times = sorted(times)
-    limit = min(time_limit or times[-1], times[-1])
-    problem = make_problem(profile, microbatches, memory_limit)
-    effort = SolveOptions(engine="milp", time_limit=limit, seed=seed, workers=cores, solver=solver)
-    closed = lower_bound(profile, microbatches, memory_limit=problem.limits)
-    _run(
-        problem, ADAOFFLOAD, "none", 0, replace(effort, workers=1, solver="highs")
-    )  # loads the compiled code
-    variables, constraints = model_size(problem)
+    given = OTHER[case] if profile is None else Case(profile, microbatches, memory_limit)
+    problem = make_problem(given.profile, given.microbatches, given.limit, given.objective)
+    options = MilpOptions(
+        adaoffload=False, **{name: not getattr(MilpOptions(), name) for name in switched}
+    )
+    effort = SolveOptions(
+        engine="milp", time_limit=times[-1], seed=seed, workers=cores, solver=solver
+    )
+    closed_ns = problem.lower_bound.ns
+    _run(problem, ADAOFFLOAD, "none", effort, options)  # loads the compiled code
+    variables, constraints = model_size(problem, options)
     common: Row = {
+        "p": problem.profile.devices,
+        "m": problem.microbatches,
+        "limit": max(problem.limits) if problem.limits else None,
         "formula_variables": variables,
         "formula_constraints": constraints,
-        "closed_form_ns": closed.ns,
-        "compute_ops": 3 * problem.shape.stages * microbatches,
+        "closed_form_ns": closed_ns,
+        "compute_ops": 3 * problem.shape.stages * problem.microbatches,
     }
     try:
-        found = _run(problem, engine, start, closed.ns, effort)
+        found = _run(problem, engine, start, effort, options)
     except OptPipeError as error:
         if engine != "milp" or constraints <= MOST_ROWS:
             raise
@@ -78,14 +91,22 @@ def run(
             {"after_s": at, **common, "status": "refused", "reason": str(error)} for at in times
         ]
     size = found.info.get("reduced", (found.variables or None, found.constraints or None))
-    bounds = [(0.0, closed.ns), *found.bounds, (min(found.seconds, limit), found.lower_bound_ns)]
+    bounds = [
+        (0.0, closed_ns if options.bounds else 0),
+        *found.bounds,
+        (min(found.seconds, times[-1]), found.lower_bound_ns),
+    ]
     common |= {
         "status": found.status,
+        "bound": found.bound_name,
+        "found_by": found.info.get("found_by", found.engine),
         "seconds": round(found.seconds, 3),
+        "nodes": found.info.get("nodes"),
         "variables": size[0],
         "constraints": size[1],
         "first_s": _seconds(found.incumbents[0][0]) if found.incumbents else None,
         "first_ns": found.incumbents[0][1] if found.incumbents else None,
+        "mib": (_peak_kib(resource.RUSAGE_SELF) + 2 * _peak_kib(resource.RUSAGE_CHILDREN)) // 1024,
     }
     return [
         {"after_s": at, **by_then(found.incumbents, bounds, before, at), **common}
@@ -95,13 +116,15 @@ def run(
 
 def by_then(incumbents: Curve, bounds: Curve, before: float, at: float) -> Row:
     """Return the best incumbent and bound up to second `at`, and the improvements since second `before`."""
-    best = min((ns for when, ns in incumbents if when <= at), default=None)
+    found = improving([entry for entry in incumbents if entry[0] <= at], down=True)
+    when, best = found[-1] if found else (None, None)
     bound = max(ns for when, ns in bounds if when <= at)
     return {
         "objective_ns": best,
+        "best_s": None if when is None else _seconds(when),
         "lower_bound_ns": bound,
-        "gap": None if best is None else best / bound - 1,
-        "incumbents": _between(improving(incumbents, down=True), before, at),
+        "gap": best / bound - 1 if best and bound else None,
+        "incumbents": _between(found, before, at),
         "bounds": _between(improving(bounds, down=False), before, at),
     }
 
@@ -124,10 +147,16 @@ def _seconds(when: float) -> float:
     return math.ceil(max(0.0, when) * 1000) / 1000
 
 
+def _peak_kib(who: int) -> int:
+    return resource.getrusage(who).ru_maxrss
+
+
 def _run(
-    problem: Problem, engine: str, start: str, bound_ns: int, effort: SolveOptions
+    problem: Problem, engine: str, start: str, effort: SolveOptions, options: MilpOptions
 ) -> SolveResult:
     seconds, seed, cores = effort.time_limit, effort.seed, effort.workers or 1
+    if engine == "published":
+        return _published(problem)
     if engine in (ADAOFFLOAD, "auto"):
         return solve(
             problem.profile,
@@ -135,6 +164,7 @@ def _run(
             problem.limits,
             engine,
             seconds,
+            problem.objective,
             seed=seed,
             workers=cores,
             warm_start="none" if start == "none" else None,
@@ -142,7 +172,13 @@ def _run(
         )
     given: Schedule | None = None
     if start == ADAOFFLOAD:
-        given = adaoffload(problem.profile, problem.microbatches, problem.limits)
+        given = adaoffload(
+            problem.profile, problem.microbatches, problem.limits, objective=problem.objective
+        )
+    elif start == "everything":
+        assert problem.limits is not None
+        slots = min(problem.limits) // problem.profile.stages[0].act_bytes
+        given = offload_everything(problem, slots)
     if engine == "milp":
         return solve_milp(
             problem,
@@ -151,18 +187,41 @@ def _run(
             solver=effort.solver,
             seed=seed,
             threads=cores,
-            options=MilpOptions(adaoffload=False),
+            options=options,
         )
     if engine == "cpsat":
         return solve_cpsat(
-            problem, seconds, warm_start=given, seed=seed, workers=cores, lower_bound_ns=bound_ns
+            problem,
+            seconds,
+            warm_start=given,
+            seed=seed,
+            workers=cores,
+            lower_bound_ns=problem.lower_bound.ns,
         )
-    return _annealed(problem, given, bound_ns, effort)
+    return _annealed(problem, given, effort)
 
 
-def _annealed(
-    problem: Problem, given: Schedule | None, bound_ns: int, effort: SolveOptions
-) -> SolveResult:
+def _published(problem: Problem) -> SolveResult:
+    began = perf_counter()
+    fits = [
+        (trace.cost_ns, name, schedule)
+        for name, schedule in fixed_schedules(problem)
+        if (trace := problem.keeps(schedule)) is not None
+    ]
+    cost, name, best = min(fits, default=(0, "none", None), key=lambda one: one[:2])
+    took = perf_counter() - began
+    return make_result(
+        problem,
+        "published",
+        best,
+        *problem.lower_bound,
+        took,
+        incumbents=((took, cost),) if fits else (),
+        info={"found_by": name},
+    )
+
+
+def _annealed(problem: Problem, given: Schedule | None, effort: SolveOptions) -> SolveResult:
     began = perf_counter()
     seen: list[tuple[float, int]] = []
     starts = [given] if given is not None else []
@@ -171,7 +230,7 @@ def _annealed(
     best = search(
         problem,
         starts,
-        goal_ns=bound_ns,
+        goal_ns=problem.lower_bound.ns,
         time_limit=effort.time_limit,
         seed=effort.seed,
         on_incumbent=lambda _, cost: seen.append((perf_counter() - began, cost)),
@@ -181,6 +240,4 @@ def _annealed(
         seen.insert(0, (0.0, problem.replay(given).cost_ns))
     if best is not None:
         seen.append((took, problem.replay(best).cost_ns))
-    return make_result(
-        problem, "search", best, bound_ns, "closed form", took, incumbents=tuple(seen)
-    )
+    return make_result(problem, "search", best, *problem.lower_bound, took, incumbents=tuple(seen))

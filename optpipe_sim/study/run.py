@@ -122,6 +122,7 @@ def sweep(
     how = {
         **count,
         "jobs": (cluster and "cluster") or jobs or default_jobs(experiment.cores),
+        "dates": sorted({known[point.key].date for point in points}),
         "commits": sorted({of for point in points if (of := known[point.key].commit)}),
         "wall_seconds": round(seconds, 1),
         "point_seconds": [round(known[point.key].seconds, 3) for point in points],

@@ -28,13 +28,14 @@ def sentence(manifest: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     own = (row["seed"] for row in rows if row.get("seed") is not None)
     seeds = sorted({*manifest["seed"], *own, *(int(seed) for found in named for seed in found)})
     machine = manifest["machine"]
+    days = manifest.get("dates") or [manifest["date"]]  # on which its points ran
     reused = (
         f", {manifest['reused']} of {manifest['points']} points from an earlier run"
-        if manifest["reused"]
+        if 0 < manifest["reused"] < manifest["points"]
         else ""
     )
     return (
-        f"*Made {manifest['date']}{reused}: commit {_listed(commits)}; {machine['cores']} cores, CPU"
+        f"*Made {span(days)}{reused}: commit {_listed(commits)}; {machine['cores']} cores, CPU"
         f" {machine.get('cpu') or UNKNOWN}; load {span(loads, lambda load: f'{load:.1f}') if loads else UNKNOWN};"
         f" {_seeds(seeds)}.*"
     )

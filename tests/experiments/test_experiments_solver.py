@@ -1,4 +1,4 @@
-"""The experiments on what solvers add, how they scale and what durations that are off cost: their tasks'
+"""The experiments on how good the solvers are and on what durations that are off cost: their tasks'
 rules on cases small enough to work by hand, and that what is committed is what they give."""
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from unit_profiles import unit_profile
 from experiments import engines
 from experiments.robustness import task as robustness
 from optpipe_sim.errors import OptPipeError
+from optpipe_sim.schedules import REGISTRY
 from optpipe_sim.solvers.milp.milp import MOST_ROWS
 from optpipe_sim.study.experiment import load_experiment
 from optpipe_sim.study.figures import draw
@@ -25,6 +26,7 @@ from optpipe_sim.study.tasks import load_task
 ROOT = Path(__file__).parents[2]
 MS = 10**6
 OFFLOAD = {"t_offload_ms": 1, "t_reload_ms": 1}
+ENGINES, COPY = "profile.offload.copy_engines", "profile.offload.t_offload_ns"
 
 
 # -- what is committed ----------------------------------------------------------------------------
@@ -50,34 +52,44 @@ def again(name: str, chosen: Point, **other: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "labels", "columns"),
+    ("labels", "columns"),
     [
         (
-            "adaoffload_ablation",
-            {"engine": "adaoffload", "microbatches": 8},
+            {"part": "time", "engine": "adaoffload", "microbatches": 8},
             ("objective_ns", "lower_bound_ns", "gap", "formula_variables", "formula_constraints"),
         ),
         (
-            "adaoffload_ablation",
-            {"engine": "adaoffload", "microbatches": 16},
+            {"part": "time", "engine": "adaoffload", "microbatches": 16},
             ("objective_ns", "lower_bound_ns", "gap", "compute_ops", "closed_form_ns"),
         ),
         (
-            "solver_scaling",
-            {"engine": "milp", "microbatches": 32, "memory_limit": "0.75x 1f1b"},
+            {"part": "size", "engine": "milp", "microbatches": 32, "memory_limit": "0.75x 1f1b"},
             ("status", "reason", "formula_variables", "formula_constraints", "closed_form_ns"),
         ),
     ],
 )
 def test_what_depends_on_no_clock_comes_out_again(
-    name: str, labels: dict[str, Any], columns: tuple[str, ...]
+    labels: dict[str, Any], columns: tuple[str, ...]
 ) -> None:
-    committed = [row for row in table(name) if labels.items() <= row.items()]
-    made = again(name, point(name, **labels))
+    committed = [row for row in table("gaps") if labels.items() <= row.items()]
+    made = again("gaps", point("gaps", **labels))
     assert len(made) == len(committed) >= 4
     for row, other in zip(made, committed, strict=True):
         assert [row[column] for column in columns] == [other[column] for column in columns]
         assert row["after_s"] == other["after_s"]
+
+
+def test_adaoffload_comes_out_again_in_every_cell() -> None:
+    rows = [row for row in table("gaps") if row["engine"] == "adaoffload" and row["part"] != "time"]
+    for row in rows:
+        labels = {key: row[key] for key in ("part", "engine", "case", ENGINES, COPY) if row[key]}
+        if not row["case"]:
+            labels |= {key: row[key] for key in ("profile.devices", "microbatches", "memory_limit")}
+        (made,) = again("gaps", point("gaps", **labels))
+        assert made["objective_ns"] == row["objective_ns"]
+        assert [made[key] for key in ("p", "m", "limit")] == [
+            row[key] for key in ("p", "m", "limit")
+        ]
 
 
 @pytest.mark.parametrize("kind", ["copy", "device", "straggler", "op"])
@@ -97,7 +109,7 @@ def test_plans_by_rule_come_out_again_with_the_same_durations(kind: str) -> None
             assert row[column] == other[column]
 
 
-NAMES = ("adaoffload_ablation", "solver_scaling", "robustness")
+NAMES = ("gaps", "proofs", "robustness")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -108,15 +120,15 @@ def test_no_point_failed(name: str) -> None:
 
 
 def instance(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["profile.devices"], row["memory_limit"], row["profile.offload.d2h_gb_per_s"]
+    of = ("p", "m", "limit", "case", ENGINES, COPY, "profile.offload.d2h_gb_per_s")
+    return tuple(row[key] for key in of)
 
 
-@pytest.mark.parametrize("name", NAMES[:2])
-def test_engines_only_ever_get_better(name: str) -> None:
+def test_engines_only_ever_get_better() -> None:
     """And none finds anything below what another proves."""
-    rows = table(name)
+    rows = table("gaps")
     for _, same in groupby(
-        rows, lambda row: (*instance(row), row["engine"], row["start"], row["seed"])
+        rows, lambda row: (row["part"], *instance(row), row["engine"], row["start"], row["seed"])
     ):
         for before, after in pairwise(same):
             assert before["after_s"] < after["after_s"]
@@ -125,13 +137,14 @@ def test_engines_only_ever_get_better(name: str) -> None:
                 assert after["lower_bound_ns"] >= before["lower_bound_ns"]
     for row in rows:
         if row["objective_ns"] is not None:
-            bounds = [r["lower_bound_ns"] for r in rows if instance(r) == instance(row)]
-            assert row["objective_ns"] >= max(bound for bound in bounds if bound)
+            bounds = [r["lower_bound_ns"] or 0 for r in rows if instance(r) == instance(row)]
+            assert row["objective_ns"] >= max(bounds)
+        if row["objective_ns"] is not None and row["lower_bound_ns"] is not None:
             assert row["gap"] == pytest.approx(row["objective_ns"] / row["lower_bound_ns"] - 1)
 
 
 def test_who_starts_from_adaoffload_never_does_worse() -> None:
-    rows = table("adaoffload_ablation")
+    rows = [row for row in table("gaps") if row["part"] == "time"]
     alone = {instance(row): row["objective_ns"] for row in rows if row["engine"] == "adaoffload"}
     assert len(alone) == 2
     warm = [row for row in rows if row["start"] == "adaoffload"]
@@ -140,7 +153,7 @@ def test_who_starts_from_adaoffload_never_does_worse() -> None:
 
 
 def test_large_models_are_refused_with_their_size() -> None:
-    rows = table("solver_scaling")
+    rows = [row for row in table("gaps") if row["part"] == "size"]
     refused = [row for row in rows if row["status"] == "refused"]
     assert {row["profile.devices"] for row in refused} >= {16, 32, 64}
     for row in rows:
@@ -163,8 +176,8 @@ def test_hindsight_is_never_beaten() -> None:
 def test_figures_say_what_they_show(name: str) -> None:
     for figure in draw(name, ROOT / "results").values():
         texts = [text.get_text() for text in figure.findobj(Text)]
-        words = ("this search", "AdaOffload") if name == "robustness" else ("CP-SAT", "MILP")
-        assert all(any(word in text for text in texts) for word in words)
+        words = {"gaps": "AdaOffload", "proofs": "MILP", "robustness": "this search"}
+        assert any(words[name] in text for text in texts)
 
 
 # -- engines --------------------------------------------------------------------------------------
@@ -174,12 +187,12 @@ def test_curves_are_cut_at_each_time() -> None:
     found, proven = [(0.5, 20), (1.0, 30), (1.5, 12)], [(0.0, 5), (2.0, 10)]
     first = engines.by_then(found, proven, -1.0, 1.0)
     assert first == {
-        "objective_ns": 20, "lower_bound_ns": 5, "gap": 3.0, "incumbents": [[0.5, 20]],
+        "objective_ns": 20, "best_s": 0.5, "lower_bound_ns": 5, "gap": 3.0, "incumbents": [[0.5, 20]],
         "bounds": [[0.0, 5]],
     }  # fmt: skip
     second = engines.by_then(found, proven, 1.0, 2.0)
     assert second == {
-        "objective_ns": 12, "lower_bound_ns": 10, "gap": pytest.approx(0.2),
+        "objective_ns": 12, "best_s": 1.5, "lower_bound_ns": 10, "gap": pytest.approx(0.2),
         "incumbents": [[1.5, 12]], "bounds": [[2.0, 10]],
     }  # fmt: skip
     nothing = engines.by_then([], proven, -1.0, 1.0)
@@ -197,7 +210,7 @@ def test_every_engine_finds_a_small_optimum(engine: str, start: str) -> None:
     """p = 2, m = 4, one activation per device, each copied in the time of an op: 4 F + B + W and one F
     before the last device begins are no longer enough; all engines agree."""
     rows = engines.run(
-        unit_profile(2, offload=OFFLOAD), 4, engine, [0.001, 60], 200, start  # type: ignore[arg-type]
+        engine, [0.001, 60], unit_profile(2, offload=OFFLOAD), 4, 200, start=start  # type: ignore[arg-type]
     )  # fmt: skip
     last = rows[-1]
     assert last["objective_ns"] == 13 * MS
@@ -207,12 +220,29 @@ def test_every_engine_finds_a_small_optimum(engine: str, start: str) -> None:
     assert last["first_ns"] >= 13 * MS
 
 
+def test_the_best_published_schedule_of_a_case_is_named() -> None:
+    (row,) = engines.run("published", [10.0], case="vee, half")
+    assert row["found_by"] in REGISTRY
+    assert row["objective_ns"] <= 2144  # v-min
+    assert (row["p"], row["m"], row["limit"]) == (8, 24, 800)
+
+
+def test_accelerations_of_the_milp_are_switched_one_by_one() -> None:
+    """Whatever is switched off, the optimum stays."""
+    profile = unit_profile(2, offload=OFFLOAD)
+    (best,) = engines.run("cpsat", [60.0], profile, 3, 200)
+    for switched in ([], ["bounds"], ["bounds", "fix", "in_order"], ["fifo"]):
+        (row,) = engines.run("milp", [60.0], profile, 3, 200, start="everything", switched=switched)
+        assert row["objective_ns"] == best["objective_ns"]
+        assert ("bounds" in switched) <= (row["bound"] == "highs")
+
+
 def test_nothing_means_nothing() -> None:
     """CP-SAT from nothing begins above AdaOffload, which is found in no time."""
     profile = unit_profile(4, offload=OFFLOAD)
-    alone = engines.run(profile, 8, "adaoffload", [5.0], 250)[0]
-    cold = engines.run(profile, 8, "cpsat", [1.0], 250, "none")[0]
-    warm = engines.run(profile, 8, "cpsat", [1.0], 250)[0]
+    alone = engines.run("adaoffload", [5.0], profile, 8, 250)[0]
+    cold = engines.run("cpsat", [1.0], profile, 8, 250, start="none")[0]
+    warm = engines.run("cpsat", [1.0], profile, 8, 250)[0]
     assert warm["first_ns"] == alone["objective_ns"]
     # on a busy machine a second may be too short for a first schedule
     assert cold["first_ns"] is None or cold["first_ns"] >= alone["objective_ns"]
@@ -220,7 +250,7 @@ def test_nothing_means_nothing() -> None:
 
 
 def test_a_model_too_large_is_a_row_with_its_size() -> None:
-    rows = engines.run(unit_profile(16, offload=OFFLOAD), 32, "milp", [1.0, 2.0], 800)
+    rows = engines.run("milp", [1.0, 2.0], unit_profile(16, offload=OFFLOAD), 32, 800)
     assert [row["status"] for row in rows] == ["refused", "refused"]
     assert rows[0]["formula_constraints"] > MOST_ROWS
     assert str(rows[0]["formula_constraints"]) in rows[0]["reason"]
@@ -228,9 +258,9 @@ def test_a_model_too_large_is_a_row_with_its_size() -> None:
 
 def test_what_is_no_refusal_is_an_error() -> None:
     with pytest.raises(OptPipeError, match="limit"):
-        engines.run(unit_profile(2), 4, "cpsat", [1.0], 50)
+        engines.run("cpsat", [1.0], unit_profile(2), 4, 50)
     with pytest.raises(OptPipeError, match="no_such_solver"):
-        engines.run(unit_profile(2), 4, "milp", [1.0], 200, solver="no_such_solver")
+        engines.run("milp", [1.0], unit_profile(2), 4, 200, solver="no_such_solver")
 
 
 # -- robustness -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import SEEDS, profiles
 
-from experiments.solve_quality.cases import synthetic
+from experiments.cases import synthetic
 from optpipe_sim import CostProfile, Schedule, build, check, estimate, load_profile, simulate
 from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.errors import InvalidSchedule, NoSolution, OutOfMemory

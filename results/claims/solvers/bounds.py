@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
-from experiments.solve_quality.cases import cells_of
+from experiments.spread import grouped
 from results.claims import Tables, percent
 
 PROFILE = "zb-14.6b-p16-m48"  # whose levels the page gives
 
 
 def sentences(tables: Tables) -> Iterator[str]:
-    cells = cells_of(tables("solve_quality"), "other")
-    for cell in cells:
-        if cell[0]["case"].startswith("zb"):
+    other = (row for row in tables("gaps") if (row["part"], row["engine"]) == ("other", "auto"))
+    for (case,), cell in grouped(other, ["case"]).items():
+        if case.startswith("zb"):
             yield _case(cell)
     rows = [
         row
@@ -27,11 +27,11 @@ def sentences(tables: Tables) -> Iterator[str]:
 
 
 def _case(cell: list[dict[str, Any]]) -> str:
-    first, bound = cell[0], max(row["bound"] for row in cell)
-    by = next(row["by"] for row in cell if row["bound"] == bound)
-    ours = median(row["ours"] for row in cell)
+    first, bound = cell[0], max(row["lower_bound_ns"] for row in cell)
+    by = next(row["bound"] for row in cell if row["lower_bound_ns"] == bound)
+    ours = median(row["objective_ns"] for row in cell)
     return (
-        f"| {first['case']} | {first['p']}, {first['m']} | {_ms(first['closed_form'])} | {_ms(bound)} ({by}) | {_ms(ours)} |"
+        f"| {first['case']} | {first['p']}, {first['m']} | {_ms(first['closed_form_ns'])} | {_ms(bound)} ({by}) | {_ms(ours)} |"
         f" {percent(ours / bound - 1)} |"
     )
 
