@@ -140,7 +140,7 @@ def layer(model: Model, dense: bool, work: Work) -> Layer:
     return Layer(
         gemms=gemms + mlp_gemms,
         score_gemms=score_gemms,
-        attention_flops=2 * t * work.seq * a * (model.qk_dim + model.v_dim),
+        attention_flops=round(2 * t * a * (model.qk_dim + model.v_dim) * work.span),
         executed_share=0.5 if work.flash and not model.bidirectional else 1.0,
         elementwise_f=elementwise_f + mlp_f + scores_f,
         elementwise_b=elementwise_b + mlp_b + scores_b,
@@ -232,17 +232,18 @@ def _scores(model: Model, work: Work) -> tuple[tuple[Kept, ...], tuple[Gemm, ...
         if shares_heads(work):  # kept as the kernel left it, and as the linear takes it
             return (sums, Kept("attention output by heads", e * t * a * model.v_dim)), (), 0, 0
         return (sums,), (), 0, 0
-    cells = a * t * work.seq
+    cells = round(a * t * work.span)
     kept = [Kept("softmax output", e * cells)]
     if model.gpt:
         kept += [
             Kept("score dropout mask", cells),
             Kept("dropped scores", e * cells),
         ]
-    rows, groups = work.seq // work.cp, a * work.microbatch
+    span = max(work.cp, round(work.span))
+    rows, groups = span // work.cp, max(1, round(a * work.microbatch * work.seq / span))
     products = (
-        Gemm("scores", rows, model.qk_dim, work.seq, groups, weights=False),
-        Gemm("values", rows, work.seq, model.v_dim, groups, weights=False),
+        Gemm("scores", rows, model.qk_dim, span, groups, weights=False),
+        Gemm("values", rows, span, model.v_dim, groups, weights=False),
     )
     # softmax: a read and a write, twice read in B; dropout: the same and a mask
     dropout = (2 * e + 1) if model.gpt else 0

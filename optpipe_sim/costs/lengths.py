@@ -1,29 +1,30 @@
 """Microbatches of sequences of different lengths: what each costs beside one of the usual length.
 
 Most of the work of a layer grows with the tokens, attention with the square of each sequence: a
-microbatch packed from two halves costs less than one whole sequence. Both shares follow from the
-estimate at two lengths.
+microbatch packed from two halves costs less than one whole sequence. Launches and latencies are the same
+for all, and kernels reach less of their rates in short ones; so each is estimated as it is.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import OptPipeError
 from ..files import read_rows
+from ..profile import CostProfile
+from ..profile.iteration import ALL_FLOPS, ALL_FLOPS_CAUSAL, LENGTHS
+from ..stage_cost import without_overhead
 from ..units import exact
+from .layout import Layout
+from .models import Model, beyond_context
+from .provenance import model_flops
+from .work import Work
 
 DIGITS = 4  # of factors: microbatches that differ by less count as alike
-
-
-class Factors(NamedTuple):
-    """A factor per microbatch: of compute times, and of sizes; see `CostProfile`."""
-
-    time: tuple[Fraction, ...]
-    size: tuple[Fraction, ...]
 
 
 def read_lengths(path: str | os.PathLike[str]) -> list[tuple[int, ...]]:
@@ -51,35 +52,115 @@ def _length(value: Any, where: str) -> int:
     return tokens
 
 
-def length_factors(
-    microbatches: Sequence[Sequence[int]], seq: int, count: int, work_ns: Callable[[int], float]
-) -> Factors:
-    """Return the factors of microbatches beside one of `count` sequences of `seq` tokens.
+def with_lengths(
+    profile: CostProfile,
+    model: Model,
+    layout: Layout,
+    work: Work,
+    microbatches: Sequence[Sequence[int]],
+    estimated: Callable[[Layout, Work], CostProfile],
+) -> CostProfile:
+    """Return the profile of one usual microbatch as that of microbatches packed from sequences of so many tokens.
+
+    Their factors are those of `CostProfile`: of the compute time of all stages (but for the overhead of ops, which
+    is the same for all), and of what these hold. Static memory is that of the largest, as its working memory is part of it.
 
     Args:
-        microbatches: the lengths of the sequences in each.
-        work_ns: the compute time of the model for one sequence of so many tokens; asked for two lengths.
+        work: of the usual microbatch. microbatches: the lengths of the sequences in each.
+        estimated: the estimate of this model; called for other work on the same layers per stage.
 
     Raises:
-        OptPipeError: for an empty microbatch.
+        OptPipeError: names a microbatch that is empty or cannot be estimated.
     """
-    empty = next((at for at, one in enumerate(microbatches) if not one), None)
-    if empty is not None:
-        raise OptPipeError(f"lengths: microbatch {empty} has no sequences")
-    half = max(1, seq // 2)
-    whole, part = work_ns(seq), work_ns(half)
-    # work = a l + b l^2
-    square = max(0.0, (whole / seq - part / half) / (seq - half)) if seq > half else 0.0
-    linear = whole / seq - square * seq
-    usual = count * whole
-
-    def work(lengths: Sequence[int]) -> float:
-        return sum(linear * one + square * one * one for one in lengths)
-
-    def rounded(factor: float) -> Fraction:
-        return exact(max(10**-DIGITS, round(factor, DIGITS)))
-
-    return Factors(
-        tuple(rounded(work(one) / usual) for one in microbatches),
-        tuple(rounded(sum(one) / (count * seq)) for one in microbatches),
+    if work.slices > 1:
+        raise OptPipeError("--lengths: of whole sequences; leave out --slices")
+    layout = replace(layout, layers=profile.meta["layers_per_stage"])
+    shares = layout.cp * (layout.tp if work.on(layout).sequence_parallel else 1)
+    known: dict[Work, CostProfile] = {}
+    works = []
+    for at, lengths in enumerate(microbatches):
+        if not lengths:
+            raise OptPipeError(f"lengths: microbatch {at} has no sequences")
+        one = packed(work, lengths, shares)
+        works.append(one)
+        if one not in known:
+            try:
+                known[one] = estimated(layout, one)
+            except OptPipeError as error:
+                tokens = f"microbatch {at}, of {sum(lengths)} tokens"
+                raise OptPipeError(f"lengths: {tokens}: {error}") from None
+    time, size = _work_ns(profile), _held_bytes(profile)
+    factors = {
+        one: (_rounded(_work_ns(made), time), _rounded(_held_bytes(made), size))
+        for one, made in known.items()
+    }
+    largest = max(known.values(), key=lambda made: sum(made.static_bytes))
+    times, sizes = zip(*(factors[one] for one in works), strict=True)
+    return replace(
+        _reserving(profile, largest),
+        microbatch_time=times,
+        microbatch_bytes=sizes,
+        meta=_told(profile.meta, model, microbatches),
     )
+
+
+def packed(work: Work, lengths: Sequence[int], shares: int = 1) -> Work:
+    """Return the work of a microbatch packed from sequences of these lengths, padded so that `shares` devices can
+    share its tokens: each token attends to those of its own sequence."""
+    tokens = sum(lengths)
+    attended = 0.0 if len(lengths) == 1 else sum(one * one for one in lengths) / tokens
+    return replace(work, microbatch=1, seq=-(-tokens // shares) * shares, attended=attended)
+
+
+def _work_ns(profile: CostProfile) -> int:
+    """The compute time of one microbatch, the overhead of ops left out."""
+    return sum(without_overhead(cost).work_ns for cost in profile.stages)
+
+
+def _held_bytes(profile: CostProfile) -> int:
+    return sum(cost.act_bytes for cost in profile.stages)
+
+
+def _rounded(part: int, usual: int) -> Fraction:
+    return exact(max(10**-DIGITS, round(part / usual, DIGITS)))
+
+
+def _reserving(profile: CostProfile, largest: CostProfile) -> CostProfile:
+    """Return the profile with the static memory of another one of the same stages and layers."""
+    stages = [
+        replace(cost, static_bytes=other.static_bytes)
+        for cost, other in zip(profile.stages, largest.stages, strict=True)
+    ]
+    items = [
+        replace(
+            item,
+            cost=replace(item.cost, static_bytes=other.cost.static_bytes),
+            reserve_bytes=other.reserve_bytes,
+        )
+        for item, other in zip(profile.items, largest.items, strict=False)  # neither may have any
+    ]
+    return replace(profile, stages=tuple(stages), items=tuple(items))
+
+
+def _told(
+    meta: dict[str, Any], model: Model, microbatches: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """Return the provenance with the lengths, and the model FLOPs of all microbatches."""
+    flops = [
+        model_flops(model, one.microbatch, one.seq, one.attended)
+        for one in map(_bare, microbatches)
+    ]
+    every, causal = map(sum, zip(*flops, strict=True))
+    longest = beyond_context(model, max(map(max, microbatches)))
+    warnings = [*model.warnings, *([longest] if longest else [])]
+    told = {key: value for key, value in meta.items() if key != "warnings"}
+    return {
+        **told,
+        **({"warnings": warnings} if warnings else {}),
+        "work": {**meta["work"], LENGTHS: [list(one) for one in microbatches]},
+        "iteration": {**meta["iteration"], ALL_FLOPS: every, ALL_FLOPS_CAUSAL: causal},
+    }
+
+
+def _bare(lengths: Sequence[int]) -> Work:
+    return packed(Work(), lengths)

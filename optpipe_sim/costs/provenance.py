@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from ..errors import OptPipeError
 from ..profile import CostProfile
+from ..profile.iteration import FLOPS, FLOPS_CAUSAL, replica_flops
 from ..profile.iteration import iteration_ns as iteration_ns
 from .doubt import doubt, kind_of
 from .layer import layer
@@ -50,8 +53,8 @@ ONCE = (
     "optimizer_ms",
     "gradient_sync_ms",
     "exposed_exchange_ms",
-    "flops_per_microbatch",
-    "flops_per_microbatch_causal",
+    FLOPS,
+    FLOPS_CAUSAL,
 )
 
 
@@ -219,11 +222,18 @@ def mfu(profile: CostProfile, iteration: float, microbatches: int, causal: bool 
 
     Recomputation does not count. Of the attention's scores every one does (as in Megatron-LM's logs
     and Korthikanti et al., arXiv 2205.05198), or with `causal` the half that a causal mask leaves
-    (as in Megatron-Bridge).
+    (as in Megatron-Bridge). Of microbatches that differ, each counts its own.
+
+    Raises:
+        OptPipeError: for microbatches that differ in what the profile does not say.
     """
     extra, parallel = profile.meta["iteration"], profile.meta["parallel"]
-    key = "flops_per_microbatch_causal" if causal else "flops_per_microbatch"
-    done = extra[key] * microbatches / (iteration * 1e-9)
+    flops = replica_flops(profile, microbatches, causal)
+    if flops is None:
+        raise OptPipeError(
+            f"profile {profile.name}: does not say the lengths of its microbatches, which differ; estimate with --lengths"
+        )
+    done = flops / (iteration * 1e-9)
     return float(done / (extra["peak_flops_per_device"] * parallel["devices"]))
 
 
@@ -233,10 +243,12 @@ def mfu_ceiling(profile: CostProfile, causal: bool = False) -> float:
     The slowest device works all the time; no schedule of the profile reaches more.
     """
     busy = [0] * profile.devices
-    for device, cost in zip(profile.placement, profile.stages, strict=True):
-        busy[device] += cost.t_f_ns + cost.t_b_ns + cost.t_w_ns
+    counts = Counter(profile.factors or profile.classes)
+    for factors, count in counts.items():
+        for device, cost in zip(profile.placement, profile.stages_of(*factors), strict=True):
+            busy[device] += count * (cost.t_f_ns + cost.t_b_ns + cost.t_w_ns)
     whole = max(busy) / (1 - profile.meta["iteration"].get("overhead", 0.0))
-    return mfu(profile, whole, 1, causal)
+    return mfu(profile, whole, counts.total(), causal)
 
 
 def iteration_facts(stages: Stages) -> dict[str, Any]:
@@ -263,7 +275,7 @@ def iteration_facts(stages: Stages) -> dict[str, Any]:
         )
         for own, pair in weights.items()
     )
-    flops, causal = model_flops(model, work.microbatch, work.slices * work.seq)
+    flops, causal = model_flops(model, work.microbatch, work.slices * work.seq, work.attended)
     return {
         "parameters_per_device": [sum(weights[own]) for own in devices],
         "weights_bytes_per_device": [pairs[weights[own]] for own in devices],
@@ -280,8 +292,8 @@ def iteration_facts(stages: Stages) -> dict[str, Any]:
             part: round(sum(column) / whole, 4)
             for part, column in zip(OpTime._fields, columns, strict=True)
         },
-        "flops_per_microbatch": flops,
-        "flops_per_microbatch_causal": causal,
+        FLOPS: flops,
+        FLOPS_CAUSAL: causal,
     }
 
 
@@ -298,13 +310,16 @@ def _sum_of(weights: Sequence[tuple[int, int]]) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=1024)
-def model_flops(model: Model, microbatch: int, seq: int) -> tuple[int, int]:
+def model_flops(model: Model, microbatch: int, seq: int, attended: float = 0.0) -> tuple[int, int]:
     """Model FLOPs of the whole model's F, B and W of one microbatch, as MFU counts them.
 
     Every score is counted, and second half of them, layers that predict further tokens with their heads (as
     in Megatron-LM, training.py), and no recomputation.
+
+    Args:
+        attended: see `Work`.
     """
-    whole = Work(microbatch, seq)
+    whole = Work(microbatch, seq, attended=attended)
     total = 3 * (1 + model.mtp) * head_gemm(model, whole).flops
     total += model.mtp * sum(projection(model, whole).flops(op) for op in OPS)
     kinds = [*model.dense, *model.dense[-1:] * model.mtp]

@@ -78,6 +78,8 @@ class Work:
 
     Attributes:
         tp, cp, ep, expert_tp: of the devices of one stage, see `Layout`; `on` sets them.
+        attended: where sequences are packed into one of `seq` tokens, the tokens that the sequence of a token
+            has in the mean; 0: all of them.
     """
 
     microbatch: int = option(1, "sequences per microbatch", metavar="N")
@@ -86,6 +88,7 @@ class Work:
     cp: int = 1
     ep: int = 1
     expert_tp: int = 1
+    attended: float = 0.0
     flash: bool = option(
         True,
         "fused attention, whose scores are never written to memory",
@@ -263,6 +266,11 @@ class Work:
     def tokens(self) -> int:
         """Tokens of the device's part of the sequence."""
         return self.microbatch * self.seq // self.cp
+
+    @property
+    def span(self) -> float:
+        """The tokens of the sequence of a token, in the mean: attention grows with these."""
+        return self.attended or self.seq
 
     @property
     def norm_tokens(self) -> int:

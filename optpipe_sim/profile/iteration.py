@@ -1,4 +1,4 @@
-"""The time of an iteration, as the trainer's log shows it."""
+"""The time of an iteration, as the trainer's log shows it, and the tokens and FLOPs of one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from . import CostProfile
+
+
+# of the `iteration` of a profile's meta: the model FLOPs of a usual microbatch, and with half of the attention's scores
+FLOPS, FLOPS_CAUSAL = "flops_per_microbatch", "flops_per_microbatch_causal"
+# the same of all microbatches, where they differ; and of its `work`: the tokens of the sequences of each
+ALL_FLOPS, ALL_FLOPS_CAUSAL = "flops_of_lengths", "flops_of_lengths_causal"
+LENGTHS = "lengths"
 
 
 def iteration_ns(profile: CostProfile, pipeline_ns: float) -> float:
@@ -25,21 +32,52 @@ def iteration_ns(profile: CostProfile, pipeline_ns: float) -> float:
     return pipeline_ns / (1 - extra.get("overhead", 0.0)) + once
 
 
+def lengths_of(profile: CostProfile) -> list[list[int]] | None:
+    """Return the tokens of the sequences of each microbatch that differs; None where microbatches are alike, or the
+    profile does not say them, as one whose factors were written by hand."""
+    work = profile.meta.get("work")
+    if profile.alike or not isinstance(work, dict):
+        return None
+    found = work.get(LENGTHS)
+    return found if found and len(found) == len(profile.factors) else None
+
+
+def replica_tokens(profile: CostProfile, microbatches: int) -> int | None:
+    """Return the tokens of the microbatches of one replica; None where the profile does not say them."""
+    if not profile.alike:
+        lengths = lengths_of(profile)
+        return None if lengths is None else sum(map(sum, lengths))
+    work = profile.meta.get("work")
+    seq, size = (work.get("seq"), work.get("microbatch")) if isinstance(work, dict) else (0, 0)
+    if not isinstance(seq, int) or not isinstance(size, int) or not seq * size:
+        return None
+    return seq * size * microbatches
+
+
 def iteration_tokens(profile: CostProfile, microbatches: int) -> int | None:
     """Return the tokens of an iteration, over all replicas; None where the profile is no estimate, which
     says them."""
-    work, parallel = profile.meta.get("work"), profile.meta.get("parallel")
-    if not isinstance(work, dict) or not isinstance(parallel, dict):
+    parallel, tokens = profile.meta.get("parallel"), replica_tokens(profile, microbatches)
+    if tokens is None or not isinstance(parallel, dict):
         return None
-    if "seq" not in work or "microbatch" not in work:
-        return None
-    return int(work["seq"] * work["microbatch"] * parallel.get("dp", 1) * microbatches)
+    return int(tokens * parallel.get("dp", 1))
+
+
+def replica_flops(profile: CostProfile, microbatches: int, causal: bool = False) -> float | None:
+    """Return the model FLOPs of the microbatches of one replica, every attention score counted or with `causal` half
+    of them; None where the profile does not say them."""
+    extra = profile.meta.get("iteration", {})
+    if not profile.alike:
+        known = lengths_of(profile) is not None
+        found: float | None = extra.get(ALL_FLOPS_CAUSAL if causal else ALL_FLOPS)
+        return found if known else None
+    each = extra.get(FLOPS_CAUSAL if causal else FLOPS)
+    return None if each is None else each * microbatches
 
 
 def iteration_flops(profile: CostProfile, microbatches: int) -> float | None:
     """Return the model FLOPs of an iteration per GPU; None where the profile is no estimate, which says them."""
-    done = profile.meta.get("iteration", {}).get("flops_per_microbatch")
-    parallel = profile.meta.get("parallel")
+    done, parallel = replica_flops(profile, microbatches), profile.meta.get("parallel")
     if done is None or not isinstance(parallel, dict) or not parallel.get("devices"):
         return None
-    return float(done * microbatches / parallel["devices"])
+    return float(done / parallel["devices"])

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..ops import BW, F, Op
 from ..profile import CostProfile
+from ..profile.iteration import replica_tokens
 from ..schedule import Schedule
 from ..trace import Trace
 from . import simulate
@@ -64,11 +65,8 @@ class ForwardPass:
     @property
     def tokens_per_s(self) -> float | None:
         """The tokens of all microbatches over the time of the pass; None where the profile does not say how many."""
-        work = self.trace.profile.meta.get("work")
-        seq, size = (work.get("seq"), work.get("microbatch")) if isinstance(work, dict) else (0, 0)
-        if not isinstance(seq, int) or not isinstance(size, int) or not seq * size:
-            return None
-        return seq * size * self.trace.schedule.shape.microbatches * 1e9 / self.makespan_ns
+        tokens = replica_tokens(self.trace.profile, self.trace.schedule.shape.microbatches)
+        return None if tokens is None else tokens * 1e9 / self.makespan_ns
 
     def to_json(self) -> dict[str, Any]:
         names = ("makespan_ns", "first_ns", "busy_ns", "bubble_rate", "tokens_per_s", "kv_bytes")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +70,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     """Estimate, show, save."""
     from ....costs.doubt import kind_of, plausibility
     from ....costs.estimating import estimated
+    from ....costs.lengths import read_lengths, with_lengths
     from ....costs.provenance import mfu_ceiling
 
     model, machine, fitted = model_and_machine(arguments)
@@ -84,7 +83,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     )
     profile = made(work)
     if arguments.lengths:
-        profile = _differing(profile, made, work, arguments.lengths)
+        lengths = read_lengths(arguments.lengths)
+        each = partial(estimated, model, machine, levels=False, offload=offload)
+        profile = with_lengths(profile, model, layout, work, lengths, each)
     if arguments.encoder:
         if arguments.lengths:
             raise OptPipeError(
@@ -114,22 +115,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     _show(out, profile, model, fitted, arguments.save)
     _show_doubt(out, profile, plausible)
     return NO if refused else DONE
-
-
-def _differing(
-    profile: CostProfile, made: Callable[[Work], CostProfile], work: Work, path: str
-) -> CostProfile:
-    """Return the profile with microbatches of the lengths in a file."""
-    from ....costs.lengths import length_factors, read_lengths
-
-    if work.slices > 1:
-        raise OptPipeError("--lengths: of whole sequences; leave out --slices")
-
-    def work_ns(tokens: int) -> float:
-        return sum(cost.work_ns for cost in made(replace(work, microbatch=1, seq=tokens)).stages)
-
-    found = length_factors(read_lengths(path), work.seq, work.microbatch, work_ns)
-    return replace(profile, microbatch_time=found.time, microbatch_bytes=found.size)
 
 
 def _behind(profile: CostProfile, path: str) -> CostProfile:
