@@ -14,6 +14,7 @@ from ..profile.iteration import iteration_ns as iteration_ns
 from .doubt import doubt, kind_of
 from .layer import layer
 from .layout import Layout
+from .machine_files import load_machine, machine_names
 from .machines import Machine, Rates
 from .models import Model, beyond_context
 from .parallelism import (
@@ -70,7 +71,7 @@ def provenance(stages: Stages, work: Work, lengths: Sequence[int]) -> dict[str, 
     how = {key: f"fitted to {source}" for key, source in rates.fitted.items()}
     times = "estimated" if not how else "estimated with fitted rates"
     beyond = beyond_context(model, work.seq)
-    warnings = [*model.warnings, *([beyond] if beyond else [])]
+    warnings = [*model.warnings, *([beyond] if beyond else []), *_unknown_host(machine, work)]
     return {
         "source": f"optpipe-sim estimate: {model.name} on {machine.name}",
         **({"warnings": warnings} if warnings else {}),
@@ -120,6 +121,18 @@ def provenance(stages: Stages, work: Work, lengths: Sequence[int]) -> dict[str, 
             for key in _used(model, work, rates)
         },
     }
+
+
+def _unknown_host(machine: Machine, work: Work) -> list[str]:
+    """Return the warning that graphs of modules save no time on a machine whose host is not known: what of
+    `Rates.expert_us` they spare is not (published/launches.yaml has a gain beside an overlapped exchange, a loss without)."""
+    if machine.rates.host_us or not work.cuda_graph_modules:
+        return []
+    known = [name for name in machine_names() if load_machine(name).rates.host_us]
+    return [
+        f"CUDA graphs of modules change memory alone, no times: {machine.name} does not know the host (host_us), as"
+        f" {' and '.join(known)} do"
+    ]
 
 
 def _work(work: Work, lengths: Sequence[int]) -> dict[str, Any]:

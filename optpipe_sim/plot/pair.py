@@ -1,4 +1,5 @@
-"""A pair on its two streams: which part of which layer computes, and which tokens are on their way beside it."""
+"""A pair on its two streams: which part of which layer computes, which tokens are on their way beside it, and
+how long the host takes to issue it."""
 
 from __future__ import annotations
 
@@ -7,11 +8,20 @@ from matplotlib.patches import Patch
 
 from ..ops import BW, F, W
 from ..profile import CostProfile
-from ..profile.streams import STREAMS, PartSpan, hidden_ns, issued, lines_of, two_streams
+from ..profile.streams import (
+    STREAMS,
+    PairTimes,
+    PartSpan,
+    issued,
+    lines_of,
+    pair_times,
+    two_streams,
+)
 from ..units import format_time
 from .axis import BESIDE, BOTTOM, WIDTH, place, points, time_unit
 from .style import COLOURS, IDLE, INK, KIND_NAMES, MUTED, new_figure, styled, text_colour
 
+HOST = "host"  # the lane of what issues the kernels
 _LANE, _TOP = 0.55, 0.5  # inches per stream; above the axis
 _EM = 0.6  # of a letter, in its size
 _LARGEST, _LEAST = 8.0, 4.5  # points of a label
@@ -20,7 +30,8 @@ _LARGEST, _LEAST = 8.0, 4.5  # points of a label
 def pair_chart(
     profile: CostProfile, forward: int, backward: int | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Draw the forward of a stage and the backward of another (None: of the same) as one op, on two streams.
+    """Draw the forward of a stage and the backward of another (None: of the same) as one op, on two streams;
+    where the profile knows the host, how long that takes to issue them, too.
 
     Args:
         profile: estimated with pairs, so that its layers say what they do on both.
@@ -30,27 +41,29 @@ def pair_chart(
         ProfileError: for another profile.
     """
     lines = lines_of(profile, forward, backward)
-    spans = two_streams(issued(*lines))
-    whole = max((span.end_ns for span in spans), default=0.0)
-    alone = sum(span.part.ns for span in spans)
+    spans, times = two_streams(issued(*lines)), pair_times(*lines)
+    whole = max(times.kernels, times.host, 1)
+    lanes = [*STREAMS, HOST] if times.host else [*STREAMS]
     with styled():
         if ax is None:
-            ax = place(new_figure(WIDTH, _TOP + 2 * _LANE + BOTTOM), _TOP, 2 * _LANE)
+            height = len(lanes) * _LANE
+            ax = place(new_figure(WIDTH, _TOP + height + BOTTOM), _TOP, height)
         unit, size = time_unit(whole)
-        ax.set_xlim(0, max(whole, 1) / size)
-        ax.set_ylim(2, 0)
-        for lane, stream in enumerate(STREAMS):
-            ax.broken_barh([(0, max(whole, 1) / size)], (lane + 0.08, 0.84), color=IDLE)
+        ax.set_xlim(0, whole / size)
+        ax.set_ylim(len(lanes), 0)
+        for lane, stream in enumerate(lanes):
+            ax.broken_barh([(0, whole / size)], (lane + 0.08, 0.84), color=IDLE)
             for span in spans:
                 if span.part.stream == stream and span.end_ns > span.start_ns:
                     _box(ax, span, lane, size)
-        ax.set_yticks([0.5, 1.5], STREAMS)
+        if times.host:
+            ax.broken_barh([(0, times.host / size)], (len(STREAMS) + 0.08, 0.84), color=MUTED)
+        ax.set_yticks([lane + 0.5 for lane in range(len(lanes))], lanes)
         ax.tick_params(axis="y", length=0)
         ax.set_xlabel(f"time ({unit})")
         other = forward if backward is None else backward
         ax.set_title(
-            f"forward of stage {forward} and backward of stage {other}: {format_time(round(whole))} as one op,"
-            f" {format_time(alone)} one after the other, {format_time(hidden_ns(*lines))} hidden",
+            f"forward of stage {forward} and backward of stage {other}: {_said(times)}",
             loc="left",
             color=INK,
         )
@@ -58,8 +71,20 @@ def pair_chart(
         kinds = (F, BW, *apart)
         handles = [Patch(color=COLOURS[kind], label=KIND_NAMES[kind]) for kind in kinds]
         handles.append(Patch(facecolor="white", edgecolor=MUTED, hatch="////", label="on the way"))
+        if times.host:
+            handles.append(Patch(color=MUTED, label="issues both"))
         ax.legend(handles=handles, **BESIDE)
     return ax
+
+
+def _said(times: PairTimes) -> str:
+    """Return what a pair takes and hides; what lies in no kernel is in none of these times."""
+    one = f"{format_time(round(max(times.kernels, times.host)))} as one op"
+    if times.host_is_late:
+        one += f" (the host is late, kernels take {format_time(round(times.kernels))})"
+    return (
+        f"{one}, {format_time(times.alone)} one after the other, {format_time(times.hidden)} hidden"
+    )
 
 
 def _box(ax: Axes, span: PartSpan, lane: int, size: int) -> None:

@@ -231,14 +231,44 @@ def _layer(issue: _Issue, at: int, f: Streams | None, behind: int, b: Streams | 
     weights("before")
 
 
+class PairTimes(NamedTuple):
+    """How long a pair takes, without what is in no kernel, in ns.
+
+    Attributes:
+        kernels: its kernels on the two streams. `alone`: those of its two ops one after the other, exchange and all.
+        host: what the host takes to issue them; a pair takes no less.
+    """
+
+    kernels: float
+    alone: int
+    host: int
+
+    @property
+    def hidden(self) -> int:
+        """What the pair takes less than the two ops one after the other."""
+        return max(0, round(self.alone - max(self.kernels, self.host)))
+
+    @property
+    def host_is_late(self) -> bool:
+        """Whether the host bounds the pair from below: its kernels wait to be issued."""
+        return self.host > self.kernels
+
+
 @lru_cache(maxsize=65536)
-def hidden_ns(forward: Line, backward: Line) -> int:
-    """Return what the pair of two ops takes less than the two one after the other, exchange and all."""
+def pair_times(forward: Line, backward: Line) -> PairTimes:
+    """Return how long the pair of two ops takes."""
     spans = two_streams(issued(forward, backward))
-    whole = max((span.end_ns for span in spans), default=0.0)
     lines = forward, backward
-    host = sum(one.host[at] for at, line in enumerate(lines) for one in line.layers)
-    return max(0, round(sum(span.part.ns for span in spans) - max(whole, host)))
+    return PairTimes(
+        kernels=max((span.end_ns for span in spans), default=0.0),
+        alone=sum(span.part.ns for span in spans),
+        host=sum(one.host[at] for at, line in enumerate(lines) for one in line.layers),
+    )
+
+
+def hidden_ns(forward: Line, backward: Line) -> int:
+    """Return what the pair of two ops takes less than the two one after the other; see `PairTimes`."""
+    return pair_times(forward, backward).hidden
 
 
 def exchange_ns(forward: Line | None, backward: Line | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from ..errors import OptPipeError, require
 from ..op_costs import op_costs
 from ..ops import BW, COMPUTE, B, C, F, O, Op, R
+from ..profile import CostProfile
+from ..profile.streams import lines_of, pair_times
 from ..trace import CAUSES, Trace
 from ..trace.waits import MEANINGS
 from ..units import format_size, format_time
@@ -278,9 +281,32 @@ def _hidden(trace: Trace) -> list[str]:
     together = op_costs(schedule, trace.profile).duration_ns[rows].sum()
     parted = op_costs(schedule.parted(), trace.profile).duration_ns
     apart = parted[rows].sum() + parted[rows + 1].sum()
+    host = _late_host(trace.profile, schedule.table[rows, 1], schedule.table[rows + 1, 1])
     return [
         f"{len(rows)} of {schedule.shape.stages * schedule.shape.units} forwards are one op with a backward; these take"
-        f" {format_time(int(together))} in all, {1 - together / apart:.1%} less than one after the other. The other forwards hide nothing."
+        f" {format_time(int(together))} in all, {1 - together / apart:.1%} less than one after the other. The other forwards hide nothing.",
+        *host,
+    ]
+
+
+def _late_host(profile: CostProfile, forward: np.ndarray, backward: np.ndarray) -> list[str]:
+    """Say how many of the pairs of these stages the host bounds from below, where the profile's layers say so."""
+    counts = [cost.layers or 0 for cost in profile.stages]
+    known = any(item.streams and any(item.streams.host) for item in profile.items)
+    if not known or profile.hidden_for(counts) != profile.pair_hidden:
+        return []
+    pairs = Counter(zip(forward.tolist(), backward.tolist(), strict=True))
+    times = {pair: pair_times(*lines_of(profile, *pair)) for pair in pairs}
+    late = {pair: number for pair, number in pairs.items() if times[pair].host_is_late}
+    if not late:
+        return ["The host is late in none of them: it issues their kernels faster than these run."]
+    lost = sum(
+        number * (min(times[pair].host, times[pair].alone) - times[pair].kernels)
+        for pair, number in late.items()
+    )
+    return [
+        f"In {sum(late.values())} of them the host is late: it issues their kernels more slowly than these run on the two"
+        f" streams, so that they hide {format_time(round(lost))} less in all."
     ]
 
 

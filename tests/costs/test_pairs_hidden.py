@@ -41,8 +41,11 @@ from optpipe_sim.profile.streams import (
     hidden_ns,
     issued,
     lines_of,
+    pair_times,
     two_streams,
 )
+from optpipe_sim.reasons.explain import explain
+from optpipe_sim.units import format_time
 
 LAYER = Streams((3, 2, 2, 2), (2, 4, 2, 6))
 APART = Streams((3, 2, 2, 2), (2, 2, 2, 4), weights=(2, 2))
@@ -258,6 +261,23 @@ def test_megatrons_options_and_its_companions() -> None:
     assert "--delay-wgrad-compute" in command
     assert plan.environment() == {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     assert any("CUDA_DEVICE_MAX_CONNECTIONS" in note for note in notes)
+    margins = "NVTE_FWD_LAYERNORM_SM_MARGIN, NVTE_BWD_LAYERNORM_SM_MARGIN: "
+    (note,) = (one for one in notes if one.startswith(margins))
+    assert "24 on H100s and B200s and to 20 on GB200s (" in note
+    _, notes = plan_of(Choice(2), estimate(**MOE), 16)
+    assert not any(note.startswith(margins) for note in notes)
+
+
+def test_plain_1f1b_cannot_have_pairs_in_megatron(command_line) -> None:
+    profile = estimate(**MOE, pairs="combined")
+    save_profile(profile, "p.yaml")
+    reason = "--overlap-moe-expert-parallel-comm needs virtual stages on a pipeline"
+    refused = command_line("export 1f1b p.yaml -m 16 --format megatron -o x.yaml")
+    assert refused.code == 2
+    assert "on 4 ranks with 1 chunk each and 16 microbatches: " in refused.err
+    assert reason in refused.err
+    assert "multiple of the ranks" not in refused.err
+    assert reason in command_line("solve p.yaml -m 16 --family megatron --chunks 1").err
 
 
 def test_what_is_taken_for_interference_is_what_the_rows_say() -> None:
@@ -281,6 +301,60 @@ def test_the_picture_has_both_streams_and_says_what_is_hidden() -> None:
     assert "B0 before" in words
     with pytest.raises(ProfileError, match="estimate with --pairs"):
         pair_chart(estimate(**MOE), 3)
+
+
+def test_words_and_picture_say_that_the_host_is_late(command_line) -> None:
+    """They have what the profile has; the first command of docs/questions.md is such a case."""
+    model = (
+        "--model qwen3-30b-a3b --seq 4096 --ep 8 --chunks 2 --devices 4 --dp 8 --pairs --no-levels"
+    )
+    late = f"estimate {model} --machine h100-sxm-megatron"
+    found = command_line(f"{late} --chart p.png --save p.yaml").out
+    assert "the host is late: issuing both takes it" in found
+    assert "wrote p.png  a pair on its two streams" in found
+    profile = load_profile("p.yaml")
+    assert isinstance(profile.pair_hidden, tuple)
+    stage = len(profile.stages) // 2
+    times = pair_times(*lines_of(profile, stage))
+    assert times.host_is_late
+    assert times.hidden == profile.pair_hidden[stage][stage] < times.alone - times.kernels
+    ax = pair_chart(profile, stage)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["compute", "exchange", "host"]
+    assert ax.get_xlim()[1] == pytest.approx(times.host / 1e6)
+    title = ax.get_title(loc="left")
+    whole = format_time(max(times.host, round(times.kernels)))
+    assert f"{whole} as one op (the host is late" in title
+    assert f"{format_time(times.alone)} one after the other" in title
+    assert f"{format_time(times.hidden)} hidden" in title
+    trace = simulate(build("1f1b-i:pairs=yes", profile, 8), profile)
+    assert "the host is late: it issues" in explain(trace)
+    graphs = command_line(
+        f"{late} --cuda-graph-modules attn,moe_router,moe_preprocess --save g.yaml"
+    ).out
+    assert "the host is not late: issuing both takes it" in graphs
+    profile = load_profile("g.yaml")
+    trace = simulate(build("1f1b-i:pairs=yes", profile, 8), profile)
+    assert "The host is late in none of them" in explain(trace)
+    unknown = command_line(f"estimate {model} --machine h100-sxm --save u.yaml").out
+    assert "h100-sxm has no host_us: whether the host is late is not known" in unknown
+    profile = load_profile("u.yaml")
+    trace = simulate(build("1f1b-i:pairs=yes", profile, 8), profile)
+    assert "host" not in explain(trace).split("Idle time")[0]
+
+
+@pytest.mark.parametrize("machine", ["h100-sxm", "h100-sxm-megatron"])
+def test_graphs_of_modules_that_save_no_time_are_told(command_line, machine: str) -> None:
+    """Whether a machine file knows the host decides what graphs of modules take off it."""
+    line = f"estimate --model qwen3-30b-a3b --machine {machine} --devices 4 --ep 8 --dp 8 --json"
+    plain = command_line(line).json
+    found = command_line(f"{line} --cuda-graph-modules attn,moe_router").json
+    stages, others = (one["profile"]["stages"] for one in (found, plain))
+    saves = stages[0]["t_f_ns"] < others[0]["t_f_ns"]
+    assert saves == (machine == "h100-sxm-megatron")
+    told = [text for text in found["warnings"] if "h100-sxm-megatron" in text]
+    assert bool(told) != saves
+    assert not plain["warnings"]
+    assert all("change memory alone" in text for text in told)
 
 
 def test_from_the_command_line(command_line) -> None:

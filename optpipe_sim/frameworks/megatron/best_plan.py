@@ -17,7 +17,7 @@ from ...solvers.layers.moved import climb, device_work, moves
 from ...trace import Trace
 from ...units import format_size
 from ..nearest import replay_unlimited
-from .family import Choice, choices, partial_choices
+from .family import Choice, choices, needs_chunks, partial_choices
 
 MOST_CHUNKS = 8  # more chunks only add messages
 MOST_STARTS = 3  # choices that get other layouts, of those that fit and of those that do not
@@ -132,8 +132,10 @@ def best(
             fits.add(choice)
         on_progress(len(tried))
     if not tried:
+        why = needs_chunks(profile, chunks or chunk_counts(profile))
         raise OptPipeError(
             f"Megatron-LM runs nothing on {profile.devices} ranks with {microbatches} microbatches"
+            + (f": {why}" if why else "")
         )
     given = min(tried, key=lambda one: one.key)
     if profile.items:

@@ -8,7 +8,7 @@ layers of every chunk, or all but some of the microbatches in flight; nothing of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -30,6 +30,7 @@ from ...schedules import (
 )
 from ...schedules.megatron_defer import head_alone
 from ...schedules.recompute import first_layers
+from ...units import counted
 from ..nearest import Nearest, compare, replay_unlimited
 from ..parts import Part, parts_of, said
 from .model import model_in, model_options, sequence_in, unsaid
@@ -481,13 +482,27 @@ def nearest(schedule: Schedule, profile: CostProfile) -> tuple[Choice, Nearest]:
         rank = (0, trace.makespan_ns) if trace.fits else (1, max(trace.peak_bytes))
         found.append((rank, len(found), choice, built))
     if not found:
+        why = needs_chunks(profile, [shape.chunks]) or (
+            "with several chunks these have to be a multiple of the ranks, or at least as many and grouped"
+        )
         raise InvalidSchedule(
-            f"Megatron-LM runs nothing on {shape.devices} ranks with {shape.chunks} chunks each and"
-            f" {shape.microbatches} microbatches: with several chunks these have to be a multiple of"
-            " the ranks, or at least as many and grouped"
+            f"Megatron-LM runs nothing on {shape.devices} ranks with {counted(shape.chunks, 'chunk')} each and"
+            f" {shape.microbatches} microbatches: {why}"
         )
     _, _, choice, built = min(found)
     return choice, compare(schedule, built, choice.name, profile)
+
+
+def needs_chunks(profile: CostProfile, chunks: Iterable[int]) -> str:
+    """Say why none of these numbers of chunks per rank does for an overlapped exchange of tokens; empty where one does,
+    or nothing overlaps."""
+    if not exchange_overlaps(profile) or profile.devices == 1 or any(one > 1 for one in chunks):
+        return ""
+    return (
+        f"the profile has the exchange of experts' tokens overlapped, and --{OVERLAP} needs virtual stages on a pipeline, several"
+        f" chunks per rank, so that plain 1F1B cannot have it; take {INTERLEAVED}:pairs=yes, or costs estimated without"
+        " --pairs and --exchange overlapped"
+    )
 
 
 def member(schedule: Schedule, profile: CostProfile) -> Choice | None:

@@ -333,6 +333,14 @@ class Plan:
                 f" --{OVERLAP}; try both, 1 gives the exchange less to hide behind"
             )
 
+        if self.overlaps:
+            yield (
+                f"NVTE_FWD_LAYERNORM_SM_MARGIN, NVTE_BWD_LAYERNORM_SM_MARGIN: NVIDIA's recipes with --{OVERLAP} set both, to 24 on"
+                " H100s and B200s and to 20 on GB200s (yanring/Megatron-MoE-ModelZoo, sbatch_benchmarking.sh; Megatron-LM d48bd6be,"
+                " examples/moe_recipes): so many SMs are left out by TransformerEngine's norms. They are yours to set; costs here know"
+                " neither"
+            )
+
     def command(self) -> str:
         """Return the options as words of a command line, to follow the training script."""
         return " ".join(words(self.options()))

@@ -112,8 +112,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             "calibration": _residuals(fitted),
         }
     )
-    _show(out, profile, model, fitted, arguments.save)
+    _show(out, profile, model, fitted)
     _show_doubt(out, profile, plausible)
+    out.written(files)
     return NO if refused else DONE
 
 
@@ -167,7 +168,7 @@ def _residuals(fitted: Any) -> list[dict[str, Any]] | None:
     ]
 
 
-def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | None) -> None:
+def _show(out: Out, profile: CostProfile, model: Any, fitted: Any) -> None:
     from rich.text import Text
 
     from ....costs.models import active_parameters, mtp_parameters, parameters
@@ -245,27 +246,34 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
         out.hint(
             "estimated from data sheets; fit it to measurements with --calibrate FILE", style="dim"
         )
-    if saved:
-        out.hint(f"{saved}: the profile", style="dim")
 
 
 def _pairs_text(profile: CostProfile) -> str:
-    """Say what a forward and a backward of the middle stage hide as one op."""
-    from ....profile.streams import exchange_ns, lines_of
+    """Say what a forward and a backward of the middle stage hide as one op, and whether the host is late with it."""
+    from ....profile.streams import exchange_ns, lines_of, pair_times
 
     stage = len(profile.stages) // 2
-    forward, backward = lines_of(profile, stage)
-    sent = exchange_ns(forward, backward)
-    matrix = profile.pair_hidden
-    hidden = 0 if isinstance(matrix, int) else matrix[stage][stage]
+    lines = lines_of(profile, stage)
+    sent, times = exchange_ns(*lines), pair_times(*lines)
     share = (
-        f", {hidden / sent:.0%} of the {format_time(sent)} that tokens are on their way"
+        f", {times.hidden / sent:.0%} of the {format_time(sent)} that tokens are on their way"
         if sent
         else ""
     )
+    kernels = format_time(round(times.kernels))
+    if not times.host:
+        host = f"{profile.meta['machine']['name']} has no host_us: whether the host is late is not known"
+    elif times.host_is_late:
+        would = format_time(round(times.alone - times.kernels))
+        host = (
+            f"the host is late: issuing both takes it {format_time(times.host)}, their kernels {kernels}, which would"
+            f" hide {would} (graphs of modules, --cuda-graph-modules, leave it less to issue)"
+        )
+    else:
+        host = f"the host is not late: issuing both takes it {format_time(times.host)}, their kernels {kernels}"
     return (
-        f"an F and a backward of stage {stage} as one op take {format_time(hidden)} less than one after the"
-        f" other{share}; in the warm-up, in the cool-down and in schedules without pairs nothing is hidden"
+        f"an F and a backward of stage {stage} as one op take {format_time(times.hidden)} less than one after the"
+        f" other{share}; in the warm-up, in the cool-down and in schedules without pairs nothing is hidden\n{host}"
     )
 
 
