@@ -112,7 +112,7 @@ def estimated(
         offload=None if copies is None else copies.section,
         memory_limit=(limit,) * p,
         execution=machine.issued_as(execution),
-        meta=provenance(stages, work, lengths) | _imbalance(stages, spread),
+        meta=provenance(stages, work, lengths) | _imbalance(stages, spread) | _stash(stages),
         items=tuple(stages.items) if apart else (),
     )
     if work.pairs != "none":
@@ -142,3 +142,24 @@ def _imbalance(stages: Stages, spread: Imbalance) -> dict[str, Any]:
     low, usual, high = map(totals, spread[:3])
     ends = [[end[at] / usual[at] for end in (low, high)] for at in (0, 1)]
     return {"imbalance": {**spread.to_json(), "time": ends[0], "act": ends[1]}}
+
+
+def _stash(stages: Stages) -> dict[str, Any]:
+    """Return what a paged stash saves on the stage that it saves most, and the buffers of each device that it needs
+    beside its pages; nothing without one."""
+    if not stages.work.paged_stash:
+        return {}
+    both = zip(stages.stage_costs(), stages.with_work(paged_stash=0.0).stage_costs(), strict=True)
+    saved = [
+        (plain.act_bytes - own.act_bytes, own.static_bytes - plain.static_bytes)
+        for own, plain in both
+    ]
+    stage = max(range(len(saved)), key=lambda at: saved[at])
+    less, more = saved[stage]
+    return {
+        "paged_stash": {
+            "stage": stage,
+            "saved_bytes": less,
+            "buffer_bytes": more * stages.layout.chunks,
+        }
+    }

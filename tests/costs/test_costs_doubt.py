@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -32,6 +33,7 @@ from experiments.costs_runs.run import (
 from experiments.published import published
 from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.advise.evaluate import evaluate
+from optpipe_sim.costs.data_files import data_file
 from optpipe_sim.costs.doubt import (
     POOR,
     Compared,
@@ -46,6 +48,7 @@ from optpipe_sim.costs.doubt import (
 )
 from optpipe_sim.costs.layer import Gemm, layer
 from optpipe_sim.costs.layout import Layout
+from optpipe_sim.costs.machine_files import machine_names
 from optpipe_sim.costs.models import parameters
 from optpipe_sim.costs.provenance import iteration_ns, mfu, mfu_ceiling, sync_seconds
 from optpipe_sim.costs.roofline import cast_bytes, gemm_dtype, gemm_seconds, message_seconds
@@ -482,3 +485,36 @@ def test_how_much_what_the_readme_does_not_state_matters() -> None:
     assert off(piped) == [9, -10, -13, -10, -11]
     assert off(piped, chunks=1) == [9, 0, -1, 5, 1]
     assert off(piped, microbatch=2) == [-7, -15, -15, -10, -10]
+
+
+@pytest.mark.parametrize(("model", "ep"), [("qwen3-30b-a3b", 8), ("llama3-8b", 1)])
+def test_no_machine_is_surer_than_the_one_it_is_based_on(model: str, ep: int) -> None:
+    """Nor is any sure of itself by the errors of a trainer alone, where no run on it was compared."""
+
+    def sure(machine: str) -> tuple[float, float]:
+        profile = estimate(model=model, machine=machine, devices=4, ep=ep, dp=8, levels=False)
+        assert profile.execution_notes["name"] == load_machine(machine).execution
+        if profile.meta["doubt"]["interval"] is None:
+            assert profile.time_interval is None
+        return profile.time_interval or (0.0, inf)
+
+    for machine in machine_names():
+        low, high = sure(machine)
+        base = data_file("machines", machine).get("base")
+        if base is not None:
+            other = sure(base)
+            assert (low <= other[0], high >= other[1]) == (True, True), machine
+
+
+def test_a_replay_says_where_its_error_is_not_known(command_line) -> None:
+    line = "simulate p.yaml --schedule 1f1b -m 8"
+    run = "--model qwen3-30b-a3b --devices 4 --ep 8 --dp 8 --no-levels --save p.yaml"
+    told = command_line(f"estimate --machine h100-sxm-megatron {run}").out
+    assert "times what is estimated" not in told
+    assert "no error can be stated for this case" in told
+    assert command_line(f"{line} --json").json["iteration_interval_ns"] is None
+    assert "how far off is not known: no run like it was compared" in command_line(line).out
+    known = command_line(f"estimate --machine h100-sxm {run}").out
+    assert "times what is estimated in four of five runs like it" in known
+    assert "in four of five runs as megatron-lm issues them" in command_line(line).out
+    assert "how far off is not known" not in command_line(line).out

@@ -265,3 +265,30 @@ def test_graphs_of_modules_hold_states_for_each_microbatch() -> None:
     ):
         graphed = layer(model, False, replace(work, cuda_graph_modules=modules))
         assert graphed.kept_bytes() - layer(model, False, work).kept_bytes() == states * state
+
+
+def test_the_answer_says_what_a_paged_stash_saves(command_line) -> None:
+    run = (
+        "--model qwen3-30b-a3b --machine h100 --ep 8 --chunks 2 --seq 4096 --cuda-graphs --exchange per-node"
+        " --expert-rank-capacity 1.5"
+    )
+    one = f"estimate {run} --devices 4 --dp 8 --no-levels"
+    said = "paged stash: experts keep 1.1 times the mean of tokens for their backward, not 1.5"
+    answer = command_line(f"{one} --paged-stash --json").json["profile"]
+    found = answer["meta"]["paged_stash"]
+    before = command_line(f"{one} --json").json["profile"]
+    kept = [
+        plain["act_bytes"] - own["act_bytes"]
+        for own, plain in zip(answer["stages"], before["stages"], strict=True)
+    ]
+    assert found["saved_bytes"] == max(kept) == kept[found["stage"]] > 0
+    model = load_model("qwen3-30b-a3b")
+    rows = 4096 * model.experts_per_token * 3 // 2
+    assert found["buffer_bytes"] == pytest.approx(
+        2 * rows * (model.hidden + 3 * model.expert_ffn), rel=0.1
+    )
+    assert "paged_stash" not in before["meta"]
+    assert said in command_line(f"{one} --paged-stash").out
+    assert "paged stash" not in command_line(one).out
+    whole = f"evaluate {run} --gpus 32 --pp 4 -m 8 --schedule 1f1b-i"
+    assert said in command_line(f"{whole} --paged-stash").out

@@ -204,6 +204,7 @@ def warn(out: Out, profile: CostProfile) -> None:
     for text in profile.meta.get("warnings", ()):
         out.text(f"warning: {text}", style="yellow")
     _show_imbalance(out, profile)
+    _show_stash(out, profile)
 
 
 def _show_imbalance(out: Out, profile: CostProfile) -> None:
@@ -223,6 +224,18 @@ def _show_imbalance(out: Out, profile: CostProfile) -> None:
         dropped = "are computed, padded" if found["padded"] else "at most are computed"
         text += f"; {found['capacity']:g} times the mean of an expert {dropped}, others dropped"
     out.text(text)
+
+
+def _show_stash(out: Out, profile: CostProfile) -> None:
+    """Say what a paged stash saves, if there is one."""
+    found = profile.meta.get("paged_stash")
+    if found:
+        work = profile.meta["work"]
+        out.text(
+            f"paged stash: experts keep {work['paged_stash']:g} times the mean of tokens for their backward, not"
+            f" {work['expert_rank_capacity']:g}: {format_size(found['saved_bytes'])} less per microbatch in flight on stage"
+            f" {found['stage']}, for {format_size(found['buffer_bytes'])} of buffers per device"
+        )
 
 
 def expected(trace: Trace) -> str:
@@ -250,7 +263,10 @@ def times(out: Out, trace: Trace, more: Text | None = None) -> None:
     span = "" if trace.objective == "flush" else " of the longest device"
     all_of_it = trace.iteration_ns == trace.cost_ns
     whole = f"{format_time(trace.iteration_ns)}{span if all_of_it else ''}"
-    whole = ", ".join(filter(None, (whole, expected(trace))))
+    far = expected(trace)
+    if not far and "doubt" in trace.profile.meta:  # its costs are estimated
+        far = "how far off is not known: no run like it was compared"
+    whole = ", ".join(filter(None, (whole, far)))
     out.line("time per iteration", Text(whole, "bold").append(more or Text()))
     if not all_of_it:
         rest = f"{format_time(trace.cost_ns)}{span}; the rest: gradients, update, between ops"

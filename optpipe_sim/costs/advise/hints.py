@@ -128,6 +128,8 @@ def _exchanges(
             overlapped = exchange.endswith("overlapped")
             if overlapped and (usual.pairs != "none" or usual.launch_blocking):
                 continue  # pairs say what is hidden, and where launches block nothing is
+            if usual.expert_rank_capacity and not exchange.startswith("per-node"):
+                continue  # buffers of experts need that
             asked = replace(question, work=replace(usual, exchange=exchange), etp=None)
             words = [text, f"exchange {exchange}" if exchange != usual.exchange else ""]
             if any(words):
