@@ -35,7 +35,7 @@ DATA: dict[str, Any] = {
 }
 NEED_NO_SPLIT = {
     "gpipe", "1f1b", "1f1b-i", "gis", "gis-h", "po", "po-h", "po-f", "megatron-offload", "adapipe", "mario",
-    "megatron-partial", "kimi-k2", "adaoffload", "adaoffload-r", "seq1f1b", "seq1f1b-i", "slimpipe", "sppo",
+    "megatron-partial", "kimi-k2", "chronos", "adaoffload", "adaoffload-r", "seq1f1b", "seq1f1b-i", "slimpipe", "sppo",
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from strategies import cases, that_fits
 
-from optpipe_sim import Schedule, build, check, load_profile, simulate
+from optpipe_sim import Schedule, build, check, compare, load_profile, simulate, solve
 from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.errors import Deadlock, InvalidSchedule
 from optpipe_sim.frameworks.megatron.best_plan import best
@@ -185,6 +185,30 @@ def test_the_halves_of_a_pair_are_drawn_above_one_another_and_explained_alike() 
     assert reasons.of_start(back) == reasons.of_start(forward)
     assert forward not in [reason.by for reason in reasons.of_start(back)]
     assert sum(trace.busy_ns) < sum((trace.end_ns - trace.start_ns).tolist())
+
+
+def test_no_bound_is_beaten_by_pairs_that_the_trainer_has() -> None:
+    stage = {"t_f_ms": 10, "t_b_ms": 12, "t_w_ms": 8, "act_bytes": 40, "w_bytes": 10}
+    data = {"devices": 2, "chunks": 2, "stages": stage, "pair_hidden_ms": 6}
+    profile = load_profile({**data, "execution": "megatron-lm"})
+    paired = simulate(build("1f1b-i:pairs=yes", profile, 8), profile)
+    assert paired.schedule.has_pairs
+    own = {"engine": "search", "chunks": "own", "evaluations": 2000}
+    found = solve(profile, 8, **own)
+    assert found.trace.schedule.has_pairs
+    assert found.lower_bound_ns <= found.objective_ns <= paired.cost_ns
+    assert found.info["covers"] == "2 chunks per device in a loop"
+    assert lower_bound(profile, 8).ns <= found.lower_bound_ns
+    # who leaves pairs out is told that the bound does, too
+    apart = solve(profile, 8, pairs=False, **own)
+    assert not apart.trace.schedule.has_pairs
+    assert apart.info["covers"] == "2 chunks per device in a loop (without pairs)"
+    without = load_profile({**data, "execution": "zero-bubble-a100"})
+    assert solve(without, 8, **own).info["covers"] == apart.info["covers"]
+    names = ["1f1b-i", "1f1b-i:pairs=yes", "optpipe:engine=search,pairs=no,evaluations=500"]
+    rows = compare(profile, 8, names)
+    assert {row.schedule for row in rows} == set(names)
+    assert max(row.bound.ns for row in rows) <= min(row.trace.cost_ns for row in rows)
 
 
 @given(case=cases(levels=True, slices=True, differ=True, pairs=True))

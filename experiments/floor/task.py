@@ -74,7 +74,7 @@ def every_option(profile: CostProfile, microbatches: int, limit: int | None) -> 
     for name, entry in REGISTRY.items():
         if name in ("po-h", "po-f", "gis-h", "adaoffload"):  # po and gis with options; no pattern
             continue
-        if entry.sliced:
+        if entry.sliced or entry.by_name:
             continue
         yield name
         if "limit" in entry.options and limit is not None:

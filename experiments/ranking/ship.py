@@ -27,7 +27,8 @@ HEADER = """\
 
 
 class Shipped(NamedTuple):
-    """A file: what it says of itself; whose rows it takes; from which ways the fit and the errors come."""
+    """A file: what it says of itself; whose rows it takes; from which ways the fit and the errors come; whether its iterations
+    chain; whether the trainer can run a forward and a backward as one op, on several chunks."""
 
     name: str
     source: str
@@ -35,6 +36,7 @@ class Shipped(NamedTuple):
     fit: tuple[str, str]
     left_out: tuple[str, str]
     chained: bool = False
+    pairs: bool = False
 
 
 def _ran(trainer: str, machine: str) -> Callable[[Row], bool]:
@@ -67,6 +69,7 @@ SHIPPED = (
         lambda row: True,
         ("fitted", "nothing"),
         ("fitted", "paper"),
+        pairs=True,
     ),
     Shipped(
         "megatron-lm-overlap",
@@ -75,6 +78,7 @@ SHIPPED = (
         lambda row: True,
         ("overlapped", "nothing"),
         ("overlapped", "paper"),
+        pairs=True,
     ),
     Shipped(
         "pipeoffload-a100",
@@ -106,16 +110,17 @@ def text(shipped: Shipped, rows: Sequence[Row]) -> str:
         ]
     span = "span" if shipped.chained else "makespan"
     op, split = one["op_us"], one["split"]
+    several = ", pairs: yes" if shipped.pairs else ""
     lines = [
         f"name: {shipped.name}",
         f"source: {_quoted(shipped.source)}",
         f"fitted_to: [{', '.join(row['setting'] for row in fitted)}]",
         "families:",
         f"  plain: {{links: blocking, op_us: {op}}}",
-        f"  interleaved: {{links: {one['interleaved_links']}, op_us: {op}}}",
+        f"  interleaved: {{links: {one['interleaved_links']}, op_us: {op}{several}}}",
         *(
-            f"  {family}: {{links: {one['split_links']}, op_us: {op}, split: {split}, iteration: {span}}}"
-            for family in ("split", "split-interleaved")
+            f"  {family}: {{links: {one['split_links']}, op_us: {op}, split: {split}, iteration: {span}{more}}}"
+            for family, more in (("split", ""), ("split-interleaved", several))
         ),
         "error:",
         f"  common: {half_width(known):.3f}",

@@ -53,7 +53,7 @@ def lower_bound(
     microbatches: int,
     objective: str | None = None,
     memory_limit: int | Sequence[int] | None = None,
-    pairs: bool = False,
+    pairs: bool | None = None,
 ) -> Bound:
     """Return the best bound of this module (with slices: of `slices`) for schedules with the profile's
     chunks, placement and slices.
@@ -64,7 +64,8 @@ def lower_bound(
         objective: ``flush`` (bounds the makespan) or ``span`` (the longest device span); None: what an
             iteration takes under the profile's execution.
         memory_limit: bytes per device (one number, or one per device).
-        pairs: for schedules in which forwards and backwards may run as one op.
+        pairs: whether of schedules in which forwards and backwards may run as one op, too; None: where the execution has
+            them and the profile says what they hide.
 
     Raises:
         OptPipeError: for another objective.
@@ -76,17 +77,17 @@ def lower_bound(
                 microbatches,
                 objective or profile.issue(splits).objective,
                 memory_limit,
-                pairs,
+                profile.may_pair(splits) if pairs is None else pairs,
             )
             for splits in (False, True)
         ]
         return min(found, key=lambda bound: bound.ns)
     objective = objective or "flush"
-    if pairs and profile.pair_hidden:
+    if profile.may_pair(splits=True) if pairs is None else pairs and profile.pair_hidden:
         return with_pairs(profile, microbatches, objective, memory_limit)
     if not profile.alike:
         return max(
-            lower_bound(profile.lightest, microbatches, objective, memory_limit),
+            lower_bound(profile.lightest, microbatches, objective, memory_limit, pairs=False),
             Bound(naive(profile, microbatches, objective), "work"),
             Bound(one_microbatch(profile, objective), "one microbatch"),
             key=lambda bound: bound.ns,

@@ -451,6 +451,13 @@ class CostProfile:
         """Return how schedules of these chunks are issued, with backwards split into B and W or not."""
         return self.execution.issue(family_of(self.chunks, splits))
 
+    def may_pair(self, splits: bool) -> bool:
+        """Whether a forward and a backward may run as one op: pairs hide something, and the execution has them (an ideal one
+        has whatever the profile says)."""
+        return bool(np.any(self.pair_hidden)) and (
+            self.execution == IDEAL or self.issue(splits).pairs
+        )
+
     @property
     def objective(self) -> str:
         """What the time of an iteration is for plans that may split backwards: ``flush`` or ``span``;

@@ -97,9 +97,10 @@ def problems_of(
     return problems
 
 
-def covers(profiles: Sequence[CostProfile]) -> str:
+def covers(profiles: Sequence[CostProfile], without_pairs: Sequence[bool] = ()) -> str:
     """Describe the chunks and placements of profiles, for the name of a bound on all of them: ``1
-    to 8 chunks per device in a loop, or 2 in a V``; and their numbers of slices, if there are any."""
+    to 8 chunks per device in a loop, or 2 in a V``; their numbers of slices, if there are any; and of which
+    no plans with pairs are covered (`without_pairs`), although these could gain something."""
     shapes = dict.fromkeys((each.chunks, _placed(each)) for each in profiles)
     loops = [chunks for chunks, where in shapes if where == "in a loop"]
     said = []
@@ -112,7 +113,11 @@ def covers(profiles: Sequence[CostProfile]) -> str:
             count = str(chunks) if said else f"{counted(chunks, 'chunk')} per device"
             said.append(f"{count} {where}")
     cuts = sorted({each.slices for each in profiles})
-    return ", or ".join(said) + ("" if cuts == [1] else f", in {_ranges(cuts)} slices")
+    cut = "" if cuts == [1] else f", in {_ranges(cuts)} slices"
+    left_out = ""
+    if any(without_pairs):  # trainers that have pairs have them on several chunks
+        left_out = " (without pairs)" if all(without_pairs) else " (pairs only with several chunks)"
+    return ", or ".join(said) + cut + left_out
 
 
 def _placed(profile: CostProfile) -> str:

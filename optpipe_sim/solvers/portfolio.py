@@ -78,7 +78,8 @@ def solve_settled(
         raise OptPipeError(f"warm start: expected a schedule or 'none', got {start!r}")
     shapes = shapes_of(profile, options)
     problems = problems_of(shapes, microbatches, memory_limit, options)
-    return solve_problems(problems, options, start, hooks, covers(shapes) if several else None)
+    covered = covers(shapes, [problem.without_pairs for problem in problems])
+    return solve_problems(problems, options, start, hooks, covered if several else None)
 
 
 def solve_problems(

@@ -10,7 +10,6 @@ import numpy as np
 
 from ..bounds.bounds import Bound, lower_bound
 from ..errors import Deadlock, OptPipeError, OutOfMemory
-from ..execution import IDEAL
 from ..op_costs import op_costs
 from ..ops import COMPUTE, Op, Pair, R
 from ..profile import CostProfile
@@ -35,6 +34,8 @@ class Problem:
         limits: bytes per device, or None.
         objective: ``flush`` (the makespan) or ``span`` (the longest device span).
         per_stage: all microbatches of a stage must have the same treatment.
+        without_pairs: a forward and a backward could run as one op, but no solution has that, and bounds are
+            of such schedules.
     """
 
     profile: CostProfile
@@ -42,6 +43,7 @@ class Problem:
     limits: tuple[int, ...] | None = None
     objective: str = "flush"
     per_stage: bool = False
+    without_pairs: bool = False
 
     @cached_property
     def treatments(self) -> frozenset[str]:
@@ -164,15 +166,16 @@ def make_problem(
     splits = any(cost.splits for cost in profile.stages)
     objective = objective or profile.objective
     if pairs is None:
-        pairs = profile.execution == IDEAL or profile.issue(splits).pairs
+        pairs = profile.may_pair(splits)
     profile = profile.issued(splits)
-    if not pairs and profile.pair_hidden:
+    without_pairs = bool(np.any(profile.pair_hidden)) and not pairs
+    if without_pairs:
         profile = replace(profile, pair_hidden=0)
     if objective not in OBJECTIVES:
         raise OptPipeError(f"objective: expected flush or span, got {objective!r}")
     profile.require_microbatches(microbatches)
     limits = profile.limits(memory_limit)
-    problem = Problem(profile, microbatches, limits, objective, per_stage)
+    problem = Problem(profile, microbatches, limits, objective, per_stage, without_pairs)
     problem.shape  # noqa: B018  (checks m)
     if limits is not None:
         require_limit(profile, limits)

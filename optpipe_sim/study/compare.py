@@ -24,11 +24,10 @@ from ..units import Size, counted, format_sizes, format_time, html_table
 # schedules that choose themselves what to recompute
 CHOOSING = ("optpipe", *those(lambda entry: entry.recomputes))
 # options of `optpipe` whose bounds do not hold for other rows
-RESTRICTING = {"limit", "treatments", "per_stage", "margin"}
+RESTRICTING = {"limit", "treatments", "per_stage", "margin", "pairs"}
 
-_Key = tuple[
-    tuple[int, ...], int, bool, str, str, bool
-]  # the key of schedules that share a lower bound
+# of schedules that share a lower bound
+_Key = tuple[tuple[int, ...], int, bool, str, str]
 
 
 @dataclass(frozen=True)
@@ -352,14 +351,14 @@ class _Run:
         # A replay without the limit is compared with the bound without the limit.
         costs = trace.profile
         family = family_of(costs.chunks, schedule.issued_split)
-        pairs = schedule.has_pairs
-        key = (costs.placement, costs.slices, trace.fits, family, trace.objective, pairs)
+        key = (costs.placement, costs.slices, trace.fits, family, trace.objective)
         if key not in self.bounds:
             free = trace.profile if trace.fits else replace(trace.profile, memory_limit=None)
-            self.bounds[key] = lower_bound(
-                free, microbatches, objective=trace.objective, pairs=pairs
-            )
-        self.bounds[key] = max(self.bounds[key], _proven(entry, schedule, trace.objective))
+            # all that the profile admits: pairs, too, although this schedule may have none
+            self.bounds[key] = lower_bound(free, microbatches, objective=trace.objective)
+        given = self.profile.for_shape(schedule.shape)
+        if given.may_pair(splits=True) or not costs.may_pair(splits=True):
+            self.bounds[key] = max(self.bounds[key], _proven(entry, schedule, trace.objective))
         self.found[name] = (trace, key, reason)
         return isinstance(entry, str) and bool(schedule.meta.get("interrupted"))
 

@@ -253,7 +253,7 @@ class _Search:
         if start is not None:
             own = replace(own, published=False)
         problems = problems_of(shapes, self.microbatches, None, own)
-        found = solve_problems(problems, own, start, Hooks(watch=self.watch), covers(shapes))
+        found = solve_problems(problems, own, start, Hooks(watch=self.watch), self._covers(shapes))
         for seconds, cost_ns in found.incumbents:
             if not self.incumbents or cost_ns < self.incumbents[-1][1]:
                 self.incumbents.append((passed + seconds, cost_ns))
@@ -296,13 +296,17 @@ class _Search:
                     return other, trace.cost_ns
         return None
 
+    def _covers(self, shapes: Sequence[CostProfile]) -> str:
+        """Describe what a bound on some layouts covers."""
+        return covers(shapes, [self._problem(shape).without_pairs for shape in shapes])
+
     def _result(
         self, given: SolveResult | None, bound: Bound, shapes: Sequence[CostProfile]
     ) -> LayersResult:
         assert self.best is not None
         assert self.best.trace is not None
         layout = self.best.trace.profile
-        covered = f"{covers(shapes)}, and any layout of its {len(layout.items)} layers"
+        covered = f"{self._covers(shapes)}, and any layout of its {len(layout.items)} layers"
         proven = self.best.objective_ns <= bound.ns
         result = replace(
             self.best,

@@ -179,7 +179,7 @@ class _Question:
             limits = shape.limits(self.memory_limit)
             if limits is None or all(map(le, shape.least_limits, limits)):
                 goal = self.objective
-                pairs = self.options.pairs is not False
+                pairs = self.options.pairs
                 found.append(lower_bound(shape, self.microbatches, goal, limits, pairs))
         return min(found, key=lambda bound: bound.ns)
 

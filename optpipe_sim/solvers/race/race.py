@@ -185,7 +185,7 @@ class Race:
             bounds=tuple(self.bounds),
             info={
                 "found_by": self.engine,
-                "covers": covers([self.problem.profile]),
+                "covers": covers([self.problem.profile], [self.problem.without_pairs]),
                 "untried": 0 if self.optimal else self.untried,
                 "published": self.published,
                 "failures": self.failures,

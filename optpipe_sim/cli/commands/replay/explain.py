@@ -97,9 +97,8 @@ def _bound(schedule: Schedule, trace: Trace, out: Out) -> Bound:
     from ....solvers.problem import make_problem
 
     m = schedule.shape.microbatches
-    pairs = schedule.has_pairs
     if not trace.fits:  # it is not a schedule of the problem
-        return lower_bound(trace.profile, m, trace.objective, pairs=pairs)
-    problem = make_problem(trace.profile, m, trace.memory_limit, trace.objective, pairs=pairs)
+        return lower_bound(trace.profile, m, trace.objective)
+    problem = make_problem(trace.profile, m, trace.memory_limit, trace.objective)
     with out.progress("looking for a better bound"):
         return known_bound(problem, schedule, trace.cost_ns, BOUND_S)
