@@ -11,6 +11,8 @@ from ..errors import OptPipeError, ProfileError
 from ..profile import CostProfile
 from ..profile.items import EMBEDDING, HEAD, MTP
 
+UNKNOWN_LENGTHS = "microbatches of the plan differ, but the profile does not say their lengths: the options are those of the usual one"
+
 
 def said(profile: CostProfile, of: str) -> dict[str, Any]:
     """Return what an estimated profile says ``of`` its model, its work, how it is parallel, ...; nothing where it does not."""

@@ -14,12 +14,13 @@ from typing import Any
 from ..errors import InvalidSchedule, OptPipeError
 from ..ops import BW, C
 from ..profile import CostProfile
+from ..profile.iteration import extent
 from ..schedule import Schedule
 from ..schedule.shape import expand_placement
 from ..schedules import INTERLEAVED, PLAIN, REGISTRY, build, those
 from .losses import OFFLOADS
 from .nearest import Nearest, compare, replay_unlimited
-from .parts import Part, parts_of, said
+from .parts import UNKNOWN_LENGTHS, Part, parts_of, said
 
 # Our name, torch's schedule of the same order, and its number of chunks (None: several).
 SAME = tuple(
@@ -81,7 +82,22 @@ def nearest(
     name = str(schedule.meta.get("name", "schedule"))
     if changed != schedule:
         name = f"{order.meta.get('name', 'its order')} with checkpointing {levels_of[level]}"
-    return compare(schedule, changed, name, profile, (SELECTIVE,) if level == "selective" else ())
+    notes = (SELECTIVE,) if level == "selective" else ()
+    return compare(schedule, changed, name, profile, (*notes, *length_notes(profile)))
+
+
+def length_notes(profile: CostProfile) -> Iterator[str]:
+    """Yield what no option says of microbatches that differ."""
+    lengths = extent(profile)
+    if lengths is not None:
+        least, most, sequence = lengths
+        yield (
+            f"num_tokens_per_microbatch_per_dp_rank is the longest microbatch: it has no option for microbatches of {least:,} to"
+            f" {most:,} tokens, packed from sequences of at most {sequence:,}; the data loader has to yield these, and stages"
+            " take messages of such lengths, or with padding each takes as long as the longest"
+        )
+    elif not profile.alike:
+        yield UNKNOWN_LENGTHS
 
 
 def options(
@@ -181,8 +197,10 @@ def _sizes(profile: CostProfile) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {}
     training, sizes = {}, {}
     if {"seq", "microbatch"} <= set(work):
-        training["num_tokens_per_microbatch_per_dp_rank"] = work["microbatch"] * work["seq"]
-        training["max_context_length"] = work["seq"]
+        lengths = extent(profile)
+        most = lengths.most if lengths else work["microbatch"] * work["seq"]
+        training["num_tokens_per_microbatch_per_dp_rank"] = most
+        training["max_context_length"] = lengths.sequence if lengths else work["seq"]
     for key, name in (("tp", "tensor"), ("cp", "context"), ("ep", "expert")):
         if parallel.get(key, 1) > 1:
             sizes[f"{name}_parallel_degree"] = parallel[key]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +40,23 @@ def lengths_of(profile: CostProfile) -> list[list[int]] | None:
         return None
     found = work.get(LENGTHS)
     return found if found and len(found) == len(profile.factors) else None
+
+
+class Lengths(NamedTuple):
+    """The tokens of microbatches that differ: of the shortest, of the longest, and of the longest sequence in one."""
+
+    least: int
+    most: int
+    sequence: int
+
+
+def extent(profile: CostProfile) -> Lengths | None:
+    """Return between what the lengths of a profile's microbatches are; None where `lengths_of` is."""
+    lengths = lengths_of(profile)
+    if lengths is None:
+        return None
+    tokens = list(map(sum, lengths))
+    return Lengths(min(tokens), max(tokens), max(map(max, lengths)))
 
 
 def replica_tokens(profile: CostProfile, microbatches: int) -> int | None:

@@ -277,12 +277,17 @@ def _ordered(
     seed: int,
 ) -> list[Schedule]:
     """Improve the order of the microbatches of each schedule, the best first."""
+
+    def cost_of(schedule: Schedule) -> float:
+        trace = problem.keeps(schedule)
+        return float("inf") if trace is None else trace.cost_ns
+
     traces = [trace for each in starts if (trace := problem.keeps(each)) is not None]
     found = []
     for trace in sorted(traces, key=lambda trace: trace.cost_ns)[:MOST]:
         if over():
             break
-        found.append(best_order(problem, trace.schedule, over, seed))
+        found.append(best_order(problem.profile, trace.schedule, cost_of, over, seed))
         report("incumbent", (found[-1], "order of microbatches"))
     return found
 

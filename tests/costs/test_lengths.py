@@ -6,6 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from optpipe_sim.costs.work import Work
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.sim.forwards import forward_pass
+from optpipe_sim.solvers.microbatch_order import relabelled
 
 H100 = load_machine("h100")
 EXPERTS = {"ep": 8, "dp": 8}  # on 16 GPUs
@@ -188,7 +190,63 @@ def test_an_estimate_for_lengths_is_solved_in_a_better_order(command_line) -> No
     found = command_line(solve).json
     assert found["objective_ns"] < 0.93 * given["cost_ns"]
     assert found["lower_bound_ns"] <= found["objective_ns"]
+    order = found["microbatch_order"]
+    assert sorted(order["order"]) == list(range(8))
+    assert order["given_iteration_ns"] is None or order["gain"] == pytest.approx(
+        order["given_iteration_ns"] / found["iteration_ns"] - 1
+    )
     assert check(Schedule.load("s.json"), load_profile("p.yaml"), 200 * 2**30) == []
     wrong = command_line("simulate p.yaml --schedule 1f1b -m 4")
     assert wrong.code == 2
     assert "has the factors of 8 microbatches, not of 4" in wrong.err
+
+
+def test_exports_say_that_microbatches_differ(command_line) -> None:
+    """The longest decides what the options say; what no option says is told."""
+    Path("lengths.txt").write_text("2048\n4096 8192\n4096\n4096\n")
+    run = "estimate --model llama3-8b --machine h100 --devices 4 --seq 4096 --microbatch 2 --no-levels"
+    command_line(f"{run} --lengths lengths.txt --save p.yaml")
+    profile = load_profile("p.yaml")
+    build("1f1b", profile, 4).save("s.json")
+    relabelled(build("1f1b", profile, 4), [3, 0, 1, 2]).save("other.json")
+
+    def exported(schedule: str, trainer: str) -> dict[str, Any]:
+        return command_line(
+            f"export {schedule} p.yaml --format {trainer} -o plan.yaml --force --json"
+        ).json
+
+    megatron = exported("s.json", "megatron")
+    options = megatron["options"]
+    assert (options["seq-length"], options["max-position-embeddings"]) == (12288, 12288)
+    assert (options["micro-batch-size"], options["global-batch-size"]) == (1, 4)
+    assert megatron["fields"] == {"variable_seq_lengths": True}
+    notes = "\n".join(megatron["notes"])
+    assert "2,048 to 12,288 tokens, packed from sequences of at most 8,192" in notes
+    assert "variable_seq_lengths=True is a field of its configuration without an option" in notes
+    assert "order of microbatches" not in notes
+    other = exported("other.json", "megatron")
+    assert (other["told"], other["lost"], other["microbatch_order"]) == ("1f1b", [], [1, 2, 3, 0])
+    assert "the plan's order of microbatches: 1 2 3 0" in "\n".join(other["notes"])
+    torchtitan = exported("s.json", "torchtitan")
+    training = torchtitan["options"]["training"]
+    assert training["num_tokens_per_microbatch_per_dp_rank"] == 12288
+    assert training["max_context_length"] == 8192
+    assert "no option for microbatches of 2,048 to 12,288 tokens" in "\n".join(torchtitan["notes"])
+    script = command_line(
+        "export s.json p.yaml --format megatron -o plan.yaml --force --script run.sh"
+    )
+    assert script.code == 2
+    assert "variable_seq_lengths has no option" in script.err
+
+
+def test_the_family_of_a_trainer_names_its_order_of_microbatches(command_line) -> None:
+    Path("lengths.txt").write_text("\n".join(map(str, [2048] * 7 + [16384])))
+    run = "estimate --model llama3-8b --machine h100 --devices 4 --seq 4096 --no-levels"
+    command_line(f"{run} --lengths lengths.txt --save p.yaml")
+    solve = "solve p.yaml -m 8 --family megatron --memory-limit 200GiB --time-limit 4"
+    found = command_line(f"{solve} --json").json
+    order = found["microbatch_order"]
+    assert order["order"] != list(range(8))
+    assert order["gain"] > 0.01
+    assert found["plainest"] is None or found["plainest"]["slower"] >= 0
+    assert "in the order given" in command_line(solve).out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from layouts import layouts
@@ -12,10 +13,19 @@ from test_megatron import profile_of
 from optpipe_sim import CostProfile, build, load_profile
 from optpipe_sim.errors import OptPipeError, OutOfMemory
 from optpipe_sim.frameworks.megatron.best_plan import best, chunk_counts
-from optpipe_sim.frameworks.megatron.family import Choice, choices, nearest, plan_for, plan_of
+from optpipe_sim.frameworks.megatron.family import (
+    NAMES,
+    Choice,
+    choices,
+    nearest,
+    plan_for,
+    plan_of,
+)
 from optpipe_sim.frameworks.megatron.options import Plan, Recompute
 from optpipe_sim.frameworks.nearest import replay_unlimited
 from optpipe_sim.frameworks.parts import Part
+from optpipe_sim.solvers.microbatch_order import order_in, ordered
+from optpipe_sim.solvers.plain import plain_plans
 
 
 def test_the_best_is_the_fastest_that_fits() -> None:
@@ -47,6 +57,35 @@ def test_what_fits_is_not_tried_with_offloading_which_makes_none_of_it_faster() 
     assert found.trace.makespan_ns == min(tried)[1]
     assert found.tried < len(family)
     assert found.choice.fraction is None
+
+
+def test_plain_plans_are_tried_however_short_the_time() -> None:
+    """What stands beside the answer as plainest is of the family: none of it may be faster than the best."""
+    profile = profile_of(4, memory_limit_bytes=10_000)
+    found = best(profile, 8, seconds=0)
+    beside = list(plain_plans(profile, 8, (10_000,) * 4, names=NAMES))
+    assert len({plan.name for plan in beside}) >= 4
+    assert found.trace.cost_ns <= min(plan.trace.cost_ns for plan in beside)
+
+
+def test_the_order_of_microbatches_that_differ_is_part_of_the_best() -> None:
+    """Their data comes in another order, with the same options; exports take the plan for what it is."""
+    differing = tuple(map(Fraction, (1, 1, 1, 1, 1, 1, 1, 6)))
+    profile = replace(profile_of(4, memory_limit_bytes=10_000), microbatch_time=differing)
+    found = best(profile, 8, seconds=4)
+    schedule = found.trace.schedule
+    own = replay_unlimited(found.choice.build(profile, 8), profile)
+    assert found.trace.cost_ns < own.cost_ns
+    told = ordered(found.trace, waits=False)
+    assert told is not None
+    assert told.order == order_in(schedule) != list(range(8))
+    assert told.given_iteration_ns == own.iteration_ns
+    assert told.gain == pytest.approx(own.iteration_ns / found.trace.iteration_ns - 1)
+    choice, instead = nearest(schedule, profile)
+    assert choice.name == found.choice.name
+    assert instead.lost == ()
+    assert instead.after.makespan_ns == found.trace.makespan_ns
+    assert ordered(replay_unlimited(build("1f1b", profile_of(4), 8), profile_of(4))) is None
 
 
 def test_what_may_not_become_of_activations_does_not() -> None:

@@ -291,6 +291,15 @@ def memory(out: Out, trace: Trace) -> None:
         out.line(f"  of device {device}", text)
 
 
+def order(out: Out, trace: Trace, waits: bool = True) -> None:
+    """Print the order of microbatches that differ, and what it is worth; `waits`: whether ops wait for memory."""
+    from ...solvers.microbatch_order import ordered
+
+    found = ordered(trace, waits)
+    if found is not None:
+        out.line("microbatches", found.text)
+
+
 def offloaded(out: Out, trace: Trace) -> None:
     """Print how many activations are offloaded, what the host holds of them, and what that costs its drives."""
     shape = trace.schedule.shape

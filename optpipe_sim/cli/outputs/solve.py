@@ -19,7 +19,7 @@ from ...schedule import Shape
 from ...solvers.margins.shares import ALL, Margins
 from ...units import counted, format_size, format_time, size_text
 from ..options.fields import as_given
-from .show import Out, bound_text, compiled, failed, headline, memory, offloaded, times
+from .show import Out, bound_text, compiled, failed, headline, memory, offloaded, order, times
 from .verdict import verdict
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def show_solution(
     times(out, trace, Text(f", {by} after {when:.1f} of {result.seconds:.1f} s", "dim"))
     out.line("proven", proof(result))
     memory(out, trace)
+    order(out, trace)
     offloaded(out, trace)
     if result.variables:
         size = f"{result.variables:,} variables, {result.constraints:,} constraints"

@@ -14,12 +14,15 @@ from ...profile.layout import counts_of
 from ...schedule import Schedule
 from ...solvers.layers.bound import layout_bound
 from ...solvers.layers.moved import climb, device_work, moves
+from ...solvers.microbatch_order import best_order
 from ...trace import Trace
 from ...units import format_size
 from ..nearest import replay_unlimited
 from .family import Choice, choices, needs_chunks, partial_choices
 
 MOST_CHUNKS = 8  # more chunks only add messages
+FAR_NS = 10**18  # beyond the cost of any plan that fits
+ORDER = 0.5  # of the time, for the order of microbatches that differ
 MOST_STARTS = 3  # choices that get other layouts, of those that fit and of those that do not
 
 
@@ -101,25 +104,28 @@ def best(
 
     What fits without offloading is not tried with it: copies never make the same order faster. Where
     the profile has its model layer by layer (`items`), the best and the fastest that do not fit are
-    tried with other layouts of layers, too.
+    tried with other layouts of layers, too. Where microbatches differ, the best are tried with these in other
+    orders, too.
 
     Args:
         chunks: the numbers to try; None: `chunk_counts`.
         offload, recompute: whether activations may be offloaded or recomputed. `objective`: flush
             or span.
-        seconds: the most time; what is left when the family has been replayed with the given layout is for others.
+        seconds: the most time, but plain plans are replayed in any case; what is left when the family has been
+            replayed with the given layout is for others.
         on_progress: called with the number of replays.
 
     Raises:
         OutOfMemory: if none fits; names the one with the least peak.
         OptPipeError: if the family is empty for this profile and number of microbatches.
     """
-    until = time.monotonic() + seconds
+    ends = time.monotonic() + seconds
+    until = ends if profile.alike else ends - ORDER * seconds
     tried: list[Tried] = []
     fits: set[Choice] = set()
     for choice in _family(profile, microbatches, chunks or chunk_counts(profile)):
-        if tried and time.monotonic() > until:
-            break
+        if tried and time.monotonic() > until and not choice.plain:
+            continue
         kept = replace(choice, fraction=None, delta=0)
         if (choice != kept and (not offload or kept in fits)) or (choice.level and not recompute):
             continue
@@ -140,6 +146,8 @@ def best(
     given = min(tried, key=lambda one: one.key)
     if profile.items:
         tried += other_layouts(tried, profile, microbatches, objective, until)
+    if not profile.alike:
+        tried += other_orders(tried, objective, ends)
     found = min(tried, key=lambda one: one.key)
     if found.over:
         least = min(tried, key=lambda one: one.peak)
@@ -207,6 +215,29 @@ def other_layouts(
             break
         found += _climb(one, profile, microbatches, objective, time.monotonic() + share)
     return found
+
+
+def other_orders(tried: Sequence[Tried], objective: str | None, ends: float) -> list[Tried]:
+    """Return the most promising choices with their microbatches in the best order that is found: the data comes in
+    another order, the options stay."""
+    starts = sorted(tried, key=lambda one: one.key)[:MOST_STARTS]
+    found: list[Tried] = []
+    for one in starts:
+        half = (time.monotonic() + ends) / 2  # the better a choice, the more of the time
+        found.append(_in_best_order(one, objective, half))
+    return found
+
+
+def _in_best_order(start: Tried, objective: str | None, until: float) -> Tried:
+    trace, choice = start.trace, start.choice
+    costs = trace.profile if trace.given is None else trace.given
+
+    def cost_of(schedule: Schedule) -> float:
+        one = replayed(choice, schedule, costs, objective)
+        return one.cost_ns if not one.over else float(FAR_NS + one.over)
+
+    better = best_order(costs, trace.schedule, cost_of, lambda: time.monotonic() > until)
+    return replayed(choice, better, costs, objective)
 
 
 def _climb(

@@ -18,6 +18,7 @@ from ...costs.work import OVERLAPS
 from ...errors import InvalidSchedule, OptPipeError
 from ...ops import COMPUTE, F
 from ...profile import CostProfile
+from ...profile.iteration import extent
 from ...schedule import Schedule
 from ...schedules import (
     INTERLEAVED,
@@ -30,9 +31,10 @@ from ...schedules import (
 )
 from ...schedules.megatron_defer import head_alone
 from ...schedules.recompute import first_layers
+from ...solvers.microbatch_order import order_in, relabelled, reordered
 from ...units import counted
 from ..nearest import Nearest, compare, replay_unlimited
-from ..parts import Part, parts_of, said
+from ..parts import UNKNOWN_LENGTHS, Part, parts_of, said
 from .model import model_in, model_options, sequence_in, unsaid
 from .options import OVERLAP, RECOMPUTED, Offloading, Plan, Recompute
 
@@ -87,6 +89,12 @@ class Choice:
     pairs: bool = False
     deferred: int | None = None
     kept: int | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is 1F1B, or interleaved in its usual groups, and recomputes nothing or all."""
+        level = "full" if self.level == "full" else None
+        return self == Choice(self.chunks, level=level, pairs=self.pairs)
 
     @property
     def name(self) -> str:
@@ -244,7 +252,10 @@ def plan_of(
         tuple(model_options(model, sequence_in(profile))) if model else (),
         str(machine.get("name", "")).startswith(OLD_LINKS),
         choice.kept,
+        extent(profile),
     )
+    if not profile.alike and plan.lengths is None:
+        notes.append(UNKNOWN_LENGTHS)
     return plan, (*notes, *plan.notes(), *(unsaid(model) if model else [NO_MODEL]))
 
 
@@ -290,11 +301,12 @@ def _sizes(profile: CostProfile, microbatches: int) -> Iterator[tuple[str, Any]]
     yield from _overlaps(parallel, work)
     yield from _kernels(work, ep, parallel.get("zero", 0))
     yield from _capacity(said(profile, "imbalance"))
-    if "microbatch" in work:
-        yield "micro-batch-size", work["microbatch"]
-        yield "global-batch-size", work["microbatch"] * microbatches * dp
+    if "microbatch" in work:  # those that differ are packed, each in one sequence
+        size = 1 if extent(profile) else work["microbatch"]
+        yield "micro-batch-size", size
+        yield "global-batch-size", size * microbatches * dp
     if "seq" in work:
-        yield "seq-length", work["seq"]
+        yield "seq-length", sequence_in(profile)
 
 
 def _overlaps(parallel: Mapping[str, Any], work: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -462,12 +474,15 @@ def _kept_in(schedule: Schedule) -> int:
 def nearest(schedule: Schedule, profile: CostProfile) -> tuple[Choice, Nearest]:
     """Find the schedule that Megatron-LM runs instead of a schedule: the schedule itself if it is
     in the family; else the fastest of the family with as many chunks that fits, or the one with
-    the least peak if none fits.
+    the least peak if none fits. Microbatches that differ are numbered as the first stage takes them up.
 
     Raises:
         InvalidSchedule: if the family is empty for this profile and number of microbatches.
     """
     shape = schedule.shape
+    if not profile.alike:  # their order is that of the data
+        order = order_in(schedule)
+        schedule, profile = relabelled(schedule, order), reordered(profile, order)
     known = member(schedule, profile)
     if known is not None:
         built = known.build(profile, shape.microbatches)

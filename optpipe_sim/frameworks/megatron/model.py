@@ -8,6 +8,7 @@ from typing import Any
 from ...costs.megatron_arguments import QUICK
 from ...costs.models import Model, made_of
 from ...profile import CostProfile
+from ...profile.iteration import extent
 from ..parts import said
 
 YOURS = (
@@ -28,7 +29,11 @@ def model_in(profile: CostProfile) -> Model | None:
 
 
 def sequence_in(profile: CostProfile) -> int:
-    """Return the tokens of a sequence of an estimated profile; 0 where it does not say them."""
+    """Return the tokens of a sequence of an estimated profile, and where microbatches differ those of the longest; 0
+    where it does not say them."""
+    lengths = extent(profile)
+    if lengths is not None:
+        return lengths.most
     seq = said(profile, "work").get("seq")
     return seq if isinstance(seq, int) and not isinstance(seq, bool) else 0
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import OptPipeError
+from ...profile.iteration import Lengths
 from ..parts import Part
 from .layout import layout_string
 
@@ -43,6 +44,7 @@ OFFLOADED = (
 
 
 OVERLAP = "overlap-moe-expert-parallel-comm"
+VARIABLE = "variable_seq_lengths"
 PARTIAL = "num_microbatches_with_partial_activation_checkpoints"
 
 
@@ -151,6 +153,8 @@ class Plan:
             format, exchange of tokens.
         model: the options of the model's layers, where they are known.
         kept: see `Choice`; a field of Megatron-LM's configuration that has no option.
+        lengths: the tokens of microbatches that differ, where they are known; whose number of tokens differs is a field
+            of its configuration, too.
         old_links: the devices are of Hopper or before, where tensor and context parallelism need one connection.
 
     Raises:
@@ -167,6 +171,7 @@ class Plan:
     model: tuple[tuple[str, Any], ...] = ()
     old_links: bool = False
     kept: int | None = None
+    lengths: Lengths | None = None
 
     def __post_init__(self) -> None:
         if not self.parts or len(self.parts) % self.devices:
@@ -293,7 +298,12 @@ class Plan:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of Megatron-LM's configuration that a script of one's own has to set: they have no option."""
-        return {} if self.kept is None else {PARTIAL: self.kept}
+        found: dict[str, Any] = {} if self.kept is None else {PARTIAL: self.kept}
+        return found | ({VARIABLE: True} if self._varies else {})
+
+    @property
+    def _varies(self) -> bool:
+        return self.lengths is not None and self.lengths.least < self.lengths.most
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that the options need."""
@@ -316,6 +326,18 @@ class Plan:
                 f"{PARTIAL}={self.kept} is a field of its configuration without an option: set it where the model is built, and"
                 " give the forward step a third argument, that this microbatch recomputes its layers (pretrain_gpt.py reads another"
                 " thing there); layers look at recompute_granularity, full or None, when they run forward"
+            )
+        if self.lengths is not None:
+            least, most, sequence = self.lengths
+            yield (
+                f"--seq-length is the longest microbatch; the data has to come in the plan's microbatches, of {least:,} to"
+                f" {most:,} tokens, packed from sequences of at most {sequence:,}, each with its own attention (cu_seqlens)"
+            )
+        if self._varies:
+            yield (
+                f"{VARIABLE}=True is a field of its configuration without an option (arguments.py sets it to False): set it where"
+                " the model is built, and give pretrain_gpt.py such data; else every message, and with padding every microbatch, is as"
+                " long as --seq-length"
             )
         empty = [
             str(stage)

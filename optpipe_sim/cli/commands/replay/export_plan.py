@@ -16,6 +16,7 @@ from ....frameworks.nearest import Nearest
 from ....frameworks.torch_csv import torch_csv
 from ....profile import CostProfile
 from ....schedule import Schedule
+from ....solvers.microbatch_order import order_in
 from ...inputs import read_problem
 from ...outputs.show import Out
 from ...status import DONE
@@ -74,11 +75,13 @@ _Made = tuple["Nearest", dict[str, Any], dict[str, str]]
 
 def _megatron(arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile) -> _Made:
     choice, found = nearest(schedule, profile)
+    order = None if profile.alike else order_in(schedule)
     modules = arguments.offload_modules and arguments.offload_modules.split(",")
     plan, notes = plan_of(choice, profile, schedule.shape.microbatches, arguments.layers, modules)
     data = {
         "told": choice.name,
         "microbatches": schedule.shape.microbatches,
+        **({} if order is None else {"microbatch_order": order}),
         "options": plan.options(),
         **({"fields": fields} if (fields := plan.fields()) else {}),
         "environment": plan.environment(),
@@ -87,6 +90,9 @@ def _megatron(arguments: argparse.Namespace, schedule: Schedule, profile: CostPr
     files = {}
     if arguments.script:
         files[arguments.script] = script(plan, profile, [f"{choice.name}: {profile.name}"])
+    if order is not None and order != sorted(order):
+        told = " ".join(map(str, order))
+        notes = (*notes, f"the data has to come in the plan's order of microbatches: {told}")
     return replace(found, notes=notes), data, files
 
 

@@ -10,6 +10,7 @@ from ....errors import OptPipeError
 from ....profile import CostProfile
 from ....schedules import ADAOFFLOAD
 from ....solvers.axes import candidate_shapes
+from ....solvers.microbatch_order import ordered
 from ....solvers.result import status_of
 from ....solvers.solve import solve
 from ....solvers.steady import Beside, beside
@@ -29,12 +30,13 @@ def finish(
     files: dict[str, str],
     show: Callable[[], None],
     error: OptPipeError | KeyboardInterrupt | None = None,
+    waits: bool = True,
 ) -> int:
     """Write the requested files (they join `files`) and print the answer, even if one of them cannot be written.
 
     Args:
         answer: for ``--json``. `show`: prints it for people. `error`: of an earlier file that could not
-            be written.
+            be written. `waits`: whether ops of the plan wait for memory, which frameworks do not.
     """
     try:
         files |= write_trace(arguments, trace)
@@ -43,7 +45,9 @@ def finish(
             raise error
     finally:
         chunks = trace.schedule.shape.chunks
-        common = {"chunks": chunks, "reason": None, "files": files}
+        common: dict[str, Any] = {"chunks": chunks, "reason": None, "files": files}
+        found = ordered(trace, waits) if out.json else None
+        common |= {} if found is None else {"microbatch_order": found.to_json()}
         out.result({"schedule": "optpipe", **answer, **common})
         if not out.json:
             show()

@@ -24,7 +24,7 @@ from ...inputs import read_profile
 from ...options.fields import refuse_options
 from ...options.solving import search_options
 from ...outputs.live import watching
-from ...outputs.show import Out, bound_text, memory, times
+from ...outputs.show import Out, bound_text, memory, order, times
 from ...outputs.solve import show_beside
 from ...outputs.trace import write_profile
 from ...outputs.verdict import verdict
@@ -69,11 +69,17 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         else None,
         **plan,
     }
-    plain = plain_beside(profile, trace, names_in(arguments.family))
+    plain = plain_beside(restrict(profile, arguments.treatments), trace, names_in(arguments.family))
     answer |= plain.to_json(trace) if plain is not None else NOTHING_BESIDE
     files = write_profile(arguments, trace.profile, "the profile with this layout")
     return finish(
-        arguments, out, trace, answer, files, lambda: _show(out, trace, answer, files, plain)
+        arguments,
+        out,
+        trace,
+        answer,
+        files,
+        lambda: _show(out, trace, answer, files, plain),
+        waits=False,
     )
 
 
@@ -129,6 +135,7 @@ def _torchtitan(arguments: argparse.Namespace, out: Out, profile: CostProfile) -
     except OptPipeError as error:
         return found.trace, found.to_json(), _no_plan(error)
     notes = [torchtitan.SELECTIVE] if found.level == "selective" else []
+    notes += torchtitan.length_notes(shaped)
     if not named:
         notes.append(f"{CSV} is written by: export S.json PROFILE --format torchtitan --csv {CSV}")
     plan = {"options": config, "environment": {}, "command": torchtitan.command(config)}
@@ -176,6 +183,7 @@ def _show(
     out.line("best of the family", answer["told"])
     times(out, trace)
     memory(out, trace)
+    order(out, trace, waits=False)
     out.line("replayed", f"{answer['tried']} plans, of which {answer['fitting']} fit")
     if answer.get("partial"):
         faster = f"{answer['partial_ns'] / trace.cost_ns - 1:+.1%}"

@@ -14,7 +14,7 @@ from ...inputs import read_profile
 from ...options.fields import refuse_options
 from ...options.solving import search_options
 from ...outputs.live import watching
-from ...outputs.show import Out, memory, times
+from ...outputs.show import Out, memory, order, times
 from ...outputs.solve import apart, placed, proof
 from ...outputs.trace import write_profile
 from ...outputs.verdict import verdict
@@ -69,6 +69,7 @@ def _show(out: Out, found: LayersResult, files: dict[str, str]) -> None:
     if shape.chunks > 1:
         out.line("shape", f"{shape.chunks} chunks per device, placed {placed(shape)}")
     memory(out, trace)
+    order(out, trace)
     text = "the given layout is the best found"
     if found.saved > 0:
         text = f"{found.saved:.2%} less time than the best found with the given layout"

@@ -99,6 +99,7 @@ def _show(
     )
     out.line("as profiled", format_time(result.trace.iteration_ns))
     out.line("peak memory", show.peak_text(result.trace))
+    show.order(out, result.trace)
     if result.trace.offloaded:
         host = format_size(result.trace.host_peak_bytes)
         out.line("offloaded", f"{result.trace.offloaded}; host memory peaks at {host}")
