@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -209,3 +210,22 @@ def test_a_profile_without_layers_is_refused() -> None:
         solve_layers(replace(profile_of([EMBED, LAYER, LOSS], 2), items=()), 4)
     with pytest.raises(OptPipeError, match="layers: neither with margins"):
         solve_layers(profile_of([EMBED, LAYER, LOSS], 2), 4, margin="ops=5%")
+
+
+@pytest.mark.parametrize("factors", [[0.5] * 8, [1] * 7 + [6], [0.25, 4] * 4])
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("pairs", ["none", "combined"])
+def test_the_bound_of_layouts_counts_the_work_of_microbatches_that_differ(
+    chunks: int, factors: list[float], pairs: str
+) -> None:
+    """As many usual ones would be a bound that shorter ones break, and longer ones leave far behind."""
+    model, more = ("qwen3-30b-a3b", {"ep": 4, "dp": 4}) if pairs != "none" else ("llama3-8b", {})
+    usual = estimate(model, "h100", 4, chunks=chunks, execution="ideal", pairs=pairs, **more)
+    profile = replace(usual, microbatch_time=tuple(map(Fraction, factors)), memory_limit=None)
+    name = "1f1b" if chunks == 1 else "1f1b-i"
+    cost_ns = simulate(build(name, profile, 8), profile).cost_ns
+    bound, _ = layout_bound(profile, 8)
+    assert bound.ns <= cost_ns
+    work_ns = sum(item.computing.cost.work_ns for item in profile.items) * sum(factors)
+    if pairs == "none":
+        assert bound.ns >= 0.99 * float(work_ns) / 4

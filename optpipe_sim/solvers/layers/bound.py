@@ -16,6 +16,9 @@ messages and first items as there are stages before its first one. The least ove
 distribute the items, contiguous or not, of the longest such time is no more than that of any layout.
 This bound ignores the memory limit: what must be recomputed or offloaded to fit is not in it.
 
+*Microbatches that differ.* All of them count with their own work, everything else as if each were the lightest; and the
+longest alone has to pass.
+
 *Pairs.* A pair takes no less than its two ops one after the other without what they exchange, because
 all else is computed by one stream; so a bound for layers that exchange nothing holds. Where layers do
 not say what they exchange, only that a pair takes no less than either of its ops is known.
@@ -46,6 +49,9 @@ class Runs:
 
     Attributes:
         ns: (stages, items + 1, items + 1) int64: of stage s with the items from i on, before j.
+
+    Args:
+        profile: of microbatches that are alike. work: of each item, on all microbatches; None: as many of these.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class Runs:
         microbatches: int,
         objective: str = "flush",
         memory_limit: int | Sequence[int] | None = None,
+        work: Sequence[int] | None = None,
     ) -> None:
         self.profile, self.microbatches, self.objective = profile, microbatches, objective
         self.limits = profile.limits(memory_limit)
@@ -61,10 +68,10 @@ class Runs:
         costs = [item.cost for item in profile.items]
         self.forward = [0, *accumulate(cost.t_f_ns for cost in costs)]
         self.backward = [0, *accumulate(min(cost.t_b_ns, cost.fused_ns) for cost in costs)]
-        work = np.array([0, *accumulate(cost.work_ns for cost in costs)])
+        total = np.array([0, *accumulate(work or _work(profile, microbatches))])
         count, p = len(costs), profile.devices
         heads = np.array(self.forward) if objective == "flush" else np.zeros(count + 1, int)
-        run = heads[:, None] + microbatches * (work[None, :] - work[:, None])
+        run = heads[:, None] + total[None, :] - total[:, None]
         message_ns = profile.t_comm_ns if objective == "flush" else 0
         self.ns = np.array([run + s * message_ns for s in range(p)])
         at = np.arange(count + 1)
@@ -161,19 +168,39 @@ def layout_bound(
     Args:
         seconds: after which a weaker bound is returned.
     """
-    passing = Bound(_one_microbatch(profile, objective), "one microbatch, any layout")
+    streams = any(item.streams for item in profile.items)
+    if not profile.alike and streams:  # these have no factors
+        profile = replace(profile, items=tuple(replace(one, streams=None) for one in profile.items))
+    longest = max(time for time, _ in profile.classes)
+    least = min(size for _, size in profile.classes)
+    passing = Bound(
+        _one_microbatch(profile.of_class(longest, least), objective), "one microbatch, any layout"
+    )
     if np.any(profile.pair_hidden):
-        if not any(item.streams for item in profile.items):
+        if (
+            not streams or not profile.alike
+        ):  # a short microbatch may hide more than its part of the exchange
             return passing, None
         profile = replace(profile, items=tuple(item.computing for item in profile.items))
+    work, profile = _work(profile, microbatches), profile.lightest
     count, p = len(profile.items), profile.devices
     if profile.chunks > 1 or p * count * count > MOST_CELLS:
-        dealt = Bound(_dealt(profile, microbatches, objective), "work, any layout and memory")
+        dealt = Bound(_dealt(profile, work, objective), "work, any layout and memory")
         return max(passing, dealt), None
     until = time.monotonic() + seconds
-    runs = Runs(profile, microbatches, objective, memory_limit)
-    least, counts = runs.best(lambda: time.monotonic() > until)
-    return max(passing, Bound(least, "fill and drain, any layout")), counts or None
+    runs = Runs(profile, microbatches, objective, memory_limit, work)
+    least_ns, counts = runs.best(lambda: time.monotonic() > until)
+    return max(passing, Bound(least_ns, "fill and drain, any layout")), counts or None
+
+
+def _work(profile: CostProfile, microbatches: int) -> list[int]:
+    """Return the compute time of each item on all microbatches."""
+    counts = Counter(profile.factors) or {profile.classes[0]: microbatches}
+    costs = [(count, profile.of_class(*factors).items) for factors, count in counts.items()]
+    return [
+        sum(count * items[at].cost.work_ns for count, items in costs)
+        for at in range(len(profile.items))
+    ]
 
 
 def _one_microbatch(profile: CostProfile, objective: str) -> int:
@@ -187,10 +214,14 @@ def _one_microbatch(profile: CostProfile, objective: str) -> int:
     return chain + 2 * crossings * profile.t_comm_ns
 
 
-def _dealt(profile: CostProfile, microbatches: int, objective: str) -> int:
-    """Return the least maximum device time over all ways to distribute the items."""
-    first, *body, last = profile.items
-    place, m, p = profile.placement, microbatches, profile.devices
+def _dealt(profile: CostProfile, work: Sequence[int], objective: str) -> int:
+    """Return the least maximum device time over all ways to distribute the items.
+
+    Args:
+        work: of each item, on all microbatches.
+    """
+    first, *body, last = work
+    place, p = profile.placement, profile.devices
     heads, pinned, held = [0] * p, [0] * p, [0] * p
     forward = [0, *accumulate(item.cost.t_f_ns for item in profile.items)]
     for d in range(p):
@@ -199,10 +230,10 @@ def _dealt(profile: CostProfile, microbatches: int, objective: str) -> int:
             crossings = sum(a != b for a, b in pairwise(place[: s + 1]))
             heads[d] = forward[s] + crossings * profile.t_comm_ns
     for item, device in ((first, place[0]), (last, place[-1])):
-        pinned[device] += m * item.cost.work_ns
+        pinned[device] += item
         held[device] += 1
     own = [head + work for head, work in zip(heads, pinned, strict=True)]
-    kinds = Counter(m * item.cost.work_ns for item in body).most_common()
+    kinds = Counter(body).most_common()
     low = max(*own, -(-(sum(own) + sum(ns * n for ns, n in kinds)) // p)) if p > 1 else sum(own)
     most, rare = kinds[:1], kinds[1:]
     if not most or len(rare) > 1 or sum(n for _, n in rare) > MOST_RARE:
