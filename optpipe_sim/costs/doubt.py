@@ -8,7 +8,7 @@ machine, kind of model and number format, and the features that none of them has
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import accumulate
@@ -87,7 +87,7 @@ class Doubt:
             without any.
         runs: how many.
         interval: what the measured time may be over the estimated one, in `LEVEL` of the cases: see
-            `_interval`; None where nothing comparable was measured.
+            `interval`, and, where nothing comparable was measured, `elsewhere`.
         basis: a sentence with these numbers.
         unmeasured: features of the case that no compared run of this machine and kind has.
     """
@@ -166,13 +166,14 @@ def doubt(
 @lru_cache(maxsize=4096)
 def _doubt(name: str, rates: Rates, kind: str, dtype: str, asked: frozenset[str]) -> Doubt:
     what = f"{_KINDS[kind]} in {dtype}"
+    far = elsewhere(name, kind, dtype)
     if rates.fitted and (name not in machine_names() or load_machine(name).rates != rates):
         sources = ", ".join(sorted(set(rates.fitted.values())))
         return _unknown(
-            f"rates fitted to {sources}; no run that the fit had not seen was compared", asked
+            f"rates fitted to {sources}; no run that the fit had not seen was compared", asked, far
         )
     if name not in machine_names() or load_machine(name).rates != rates:
-        return _unknown(f"no published run on {name} was compared", asked)
+        return _unknown(f"no published run on {name} was compared", asked, far)
     timed, *_ = pools(name, kind, dtype, (one for one in compared() if one.error is not None))
     covered = frozenset().union(*(one.features for one in timed))
     same, family, alike = pools(name, kind, dtype, checks())
@@ -181,7 +182,7 @@ def _doubt(name: str, rates: Rates, kind: str, dtype: str, asked: frozenset[str]
         own = [one for one in timed if one.role == "model left out"]
         if own:
             near = f" of another source than the rates were fitted to; each model left out in turn (the source itself is not left out): {_summary(own)}"
-        return _unknown(f"no published run of {what} on {name} was compared{near}", asked)
+        return _unknown(f"no published run of {what} on {name} was compared{near}", asked, far)
     missing = tuple(sorted(asked - covered))
     errors = [one.error for one in same if one.error is not None]
     basis = f"{what} on {name}: {_summary(same)}"
@@ -220,18 +221,43 @@ def interval(nearest: Iterable[Sequence[Compared]]) -> tuple[float, float] | Non
     source.
     """
     for runs in nearest:
-        by_source: dict[str, list[float]] = {}
-        for one in runs:
-            by_source.setdefault(one.publication, []).append(log1p(one.error or 0.0))
-        if len(by_source) > 1:
-            break
-    else:
+        found = _apart(runs, lambda one: one.publication)
+        if found is not None:
+            return found
+    return None
+
+
+@cache
+def elsewhere(name: str, kind: str, dtype: str) -> tuple[float, float] | None:
+    """Return the interval for a machine on which no run was compared: the widest of how the runs of a machine lie from those of the
+    other machines, those of a source from those of the others, and of the interval of the file that the machine is based on.
+
+    A machine file that is not judged is thus never surer than what it was made from.
+    """
+    *_, alike = pools(name, kind, dtype, checks())
+    found = [_apart(alike, lambda one: one.machine), _apart(alike, lambda one: one.publication)]
+    base = data_file("machines", name).get("base") if name in machine_names() else None
+    if base is not None:
+        base = load_machine(base).name
+        found += [interval(pools(base, kind, dtype, checks())), elsewhere(base, kind, dtype)]
+    known = [each for each in found if each is not None]
+    return (min(low for low, _ in known), max(high for _, high in known)) if known else None
+
+
+def _apart(
+    runs: Iterable[Compared], group: Callable[[Compared], str]
+) -> tuple[float, float] | None:
+    """Return the interval by how the runs of each group lie from the median of the other groups; None for a single one."""
+    groups: dict[str, list[float]] = {}
+    for one in runs:
+        groups.setdefault(group(one), []).append(log1p(one.error or 0.0))
+    if len(groups) < 2:
         return None
     deviations = []
-    for source, own in by_source.items():
-        middle = _quantile([each for other, each in by_source.items() if other != source], 0.5)
+    for name, own in groups.items():
+        middle = _quantile([each for other, each in groups.items() if other != name], 0.5)
         deviations.append([abs(error - middle) for error in own])
-    middle, width = _quantile(by_source.values(), 0.5), _quantile(deviations, LEVEL)
+    middle, width = _quantile(groups.values(), 0.5), _quantile(deviations, LEVEL)
     return exp(-middle - width), exp(width - middle)
 
 
@@ -262,8 +288,10 @@ _KINDS = {"dense": "dense models", "experts": "models with experts"}
 _ALIKE = {"fp16": "bf16", "bf16": "fp16"}
 
 
-def _unknown(basis: str, asked: Iterable[str]) -> Doubt:
-    return Doubt(None, None, None, 0, basis, tuple(sorted(asked)))
+def _unknown(basis: str, asked: Iterable[str], far: tuple[float, float] | None) -> Doubt:
+    if far is not None:
+        basis += ": the interval is that of a machine and a source that were left out"
+    return Doubt(None, None, None, 0, basis, tuple(sorted(asked)), far)
 
 
 def _summary(runs: list[Compared]) -> str:

@@ -474,14 +474,12 @@ class CostProfile:
     def time_interval(self) -> tuple[float, float] | None:
         """What a measured time may be over a replayed one, in four cases of five: by the errors of the
         execution on runs that it was not fitted to, and, where the costs are estimated, by those of
-        published runs that were compared; the wider of both. None where neither is known, or where the
-        costs are estimated and no comparable run was compared: the execution's errors say nothing of
-        theirs. An imbalance of experts that is not known exactly widens it."""
+        published runs that were compared; the wider of both, None where neither is known. An imbalance
+        of experts that is not known exactly widens it."""
         common, doubt = self.execution_notes["common"], self.meta.get("doubt")
         known = [] if common is None else [1 - common, 1 + common]
         if isinstance(doubt, Mapping):
-            compared = doubt.get("interval")
-            known = [*known, *compared] if compared else []
+            known += doubt.get("interval") or ()
         if not known:
             return None
         low, high = (self.meta.get("imbalance") or {}).get("time", (1.0, 1.0))

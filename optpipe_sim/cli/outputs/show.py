@@ -263,10 +263,7 @@ def times(out: Out, trace: Trace, more: Text | None = None) -> None:
     span = "" if trace.objective == "flush" else " of the longest device"
     all_of_it = trace.iteration_ns == trace.cost_ns
     whole = f"{format_time(trace.iteration_ns)}{span if all_of_it else ''}"
-    far = expected(trace)
-    if not far and "doubt" in trace.profile.meta:  # its costs are estimated
-        far = "how far off is not known: no run like it was compared"
-    whole = ", ".join(filter(None, (whole, far)))
+    whole = ", ".join(filter(None, (whole, expected(trace))))
     out.line("time per iteration", Text(whole, "bold").append(more or Text()))
     if not all_of_it:
         rest = f"{format_time(trace.cost_ns)}{span}; the rest: gradients, update, between ops"

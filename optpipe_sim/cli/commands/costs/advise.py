@@ -285,9 +285,7 @@ def _show_best(out: Out, found: Advice, best: Row) -> None:
     text = f"MFU: {MFU_COUNTS}; with every score {best.mfu:.1%} for the best"
     out.text(text, style="dim")
     sure = "; ".join(filter(None, (expected(best.trace), found.basis)))
-    if found.error is None:
-        sure += "; no error can be stated for this plan"
-    else:
+    if found.error is not None:
         others = [row for row in found.rows[1:] if found.tied(row)]
         sure += f"; {len(others) + 1} of these rows lie within that median" if others else ""
     out.labelled("how sure", sure)

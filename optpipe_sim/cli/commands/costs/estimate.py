@@ -311,8 +311,6 @@ def _show_doubt(out: Out, profile: CostProfile, plausible: tuple[bool | None, st
         sure = (
             f"{low:.2f} to {high:.2f} times what is estimated in four of five runs like it; {sure}"
         )
-    if profile.meta["doubt"]["error"] is None:
-        sure += "; no error can be stated for this case"
     out.labelled("how sure", sure)
     issued(out, profile)
     if text := caution(profile.meta["doubt"]["error"], profile.meta["doubt"]["bias"]):

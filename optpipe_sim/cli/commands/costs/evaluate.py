@@ -352,7 +352,6 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
     text = f"MFU: {MFU_COUNTS}; TFLOP/s as Megatron-LM logs them, with every score"
     out.text(text, style="dim")
     sure = "; ".join(filter(None, (expected(row.trace), found.advice.basis)))
-    sure += "" if found.advice.error is not None else "; no error can be stated for this case"
     out.labelled("how sure", sure)
     issued(out, row.trace.profile)
     for text in (*found.advice.doubts(row), *found.findings()):
