@@ -1,0 +1,51 @@
+"""What results/README.md says of lengths: the order of microbatches that differ, and how sequences are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from experiments.lengths.figure import BOUND, DATA, GIVEN, SEARCHED, times
+from results.claims import Tables, percent, span
+
+
+def sentences(tables: Tables) -> Iterator[str]:
+    rows = tables("lengths")
+    given, searched, bound = (times(rows, key) for key in (GIVEN, SEARCHED, BOUND))
+
+    def saved(schedule: str, packing: str) -> str:
+        """By how much the best order is faster than the one given: the medians of both kinds of data."""
+        shares = []
+        for kind in DATA:
+            key = (kind, schedule, packing)
+            both = zip(given[key], searched[key], strict=True)
+            shares.append(median(1 - best / usual for usual, best in both))
+        return span(shares, percent)
+
+    def off(schedule: str, packing: str) -> str:
+        gaps = []
+        for kind in DATA:
+            key = (kind, schedule, packing)
+            both = zip(bound[key], searched[key], strict=True)
+            gaps.append(median(best / least - 1 for least, best in both))
+        return span(gaps, percent)
+
+    seeds = len({row["seed"] for row in rows})
+    yield (
+        f"`llama3-8b` on 8 H100s, {rows[0]['sequences']} sequences of 1k to 8k tokens (Megatron-LM's mock data) or 8k to 64k (LongAlign-10k, evenly over"
+        f" the logarithm), {seeds} draws: with a sequence per microbatch the best order found takes {saved('1f1b', 'one each')} less than the order drawn under 1F1B,"
+        f" {saved('zb-h1', 'one each')} under ZB-H1 and {saved('zb-v', 'one each')} under ZB-V; with sequences packed as they come"
+        f" {saved('1f1b', 'as drawn')}, {saved('zb-h1', 'as drawn')} and {saved('zb-v', 'as drawn')}, and with those packed by best fit"
+        f" {saved('1f1b', 'best fit')}, {saved('zb-h1', 'best fit')} and {saved('zb-v', 'best fit')} (medians of the two kinds)."
+    )
+    unpacked = []
+    for kind in DATA:
+        best = min(median(searched[kind, "1f1b", one]) for one in ("best fit", "by time"))
+        unpacked.append(1 - median(searched[kind, "1f1b", "one each"]) / best)
+    assert min(unpacked) > 0
+    yield (
+        f"In their best order sequences need no packing: one per microbatch, 1F1B takes {span(unpacked, percent)} less than with the best of the packings,"
+        f" and ZB-V is {off('zb-v', 'one each')} above its bound. In the order drawn packing is worth the most: by best fit 1F1B takes"
+        f" {span((1 - median(given[kind, '1f1b', 'best fit']) / median(given[kind, '1f1b', 'one each']) for kind in DATA), percent)} less than with one each."
+    )
+    yield "The replays are ideal and without a memory limit, and no loader has been asked whether it can deliver that order."
