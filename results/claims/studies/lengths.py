@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from experiments.lengths.figure import BOUND, DATA, GIVEN, SEARCHED, times
+from experiments.lengths.task import DEVICES, MODEL
 from results.claims import Tables, percent, span
 
 
@@ -32,8 +33,8 @@ def sentences(tables: Tables) -> Iterator[str]:
 
     seeds = len({row["seed"] for row in rows})
     yield (
-        f"`llama3-8b` on 8 H100s, {rows[0]['sequences']} sequences of 1k to 8k tokens (Megatron-LM's mock data) or 8k to 64k (LongAlign-10k, evenly over"
-        f" the logarithm), {seeds} draws: with a sequence per microbatch the best order found takes {saved('1f1b', 'one each')} less than the order drawn under 1F1B,"
+        f"`{MODEL}` on {DEVICES} H100s, {rows[0]['sequences']} sequences ({'; or '.join(DATA.values())}; {seeds} draws): with a sequence per microbatch the best"
+        f" order found takes {saved('1f1b', 'one each')} less than the order drawn under 1F1B,"
         f" {saved('zb-h1', 'one each')} under ZB-H1 and {saved('zb-v', 'one each')} under ZB-V; with sequences packed as they come"
         f" {saved('1f1b', 'as drawn')}, {saved('zb-h1', 'as drawn')} and {saved('zb-v', 'as drawn')}, and with those packed by best fit"
         f" {saved('1f1b', 'best fit')}, {saved('zb-h1', 'best fit')} and {saved('zb-v', 'best fit')} (medians of the two kinds)."
