@@ -34,7 +34,7 @@ def script(plan: Plan, profile: CostProfile, comments: Sequence[str]) -> str:
     """
     if fields := plan.fields():
         raise OptPipeError(
-            f"no script can start this plan: {', '.join(fields)} has no option, and pretrain_gpt.py has no forward step for it"
+            f"no script can start this plan: {', '.join(fields)} has no option, and pretrain_gpt.py no forward step or data for it"
         )
     parallel, machine = said(profile, "parallel"), said(profile, "machine")
     if not parallel or not machine or not plan.model:
