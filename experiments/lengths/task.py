@@ -80,12 +80,13 @@ def run(
 
     found = best_order(problem.profile, plan, cost_ns, lambda: next(tried, True), seed)
     best = problem.replay(found)
+    times = [time for time, _ in profile.factors]
     return {
         "sequences": sequences,
         "microbatches": len(filled),
         "tokens": sum(lengths),
-        "longest": float(max(profile.microbatch_time)),
-        "shortest": float(min(profile.microbatch_time)),
+        "longest": float(max(times)),
+        "shortest": float(min(times)),
         "given_ns": given.makespan_ns,
         "searched_ns": best.makespan_ns,
         "lower_bound_ns": lower_bound(problem.profile, len(filled)).ns,
@@ -120,8 +121,8 @@ def packed(lengths: Sequence[int], capacity: int, packing: str) -> Packed:
 def by_time(lengths: Sequence[int], capacity: int, least: int) -> Packed:
     """Return sequences packed into `least` microbatches, or into as few more as this greedy rule needs, of nearly the same time each."""
     alone = sorted(set(lengths))
-    factors = of_lengths(capacity, [[one] for one in alone]).microbatch_time
-    time = dict(zip(alone, map(float, factors), strict=True))
+    factors = of_lengths(capacity, [[one] for one in alone]).factors
+    time = {one: float(factor) for one, (factor, _) in zip(alone, factors, strict=True)}
     for count in range(least, len(lengths) + 1):
         filled: Packed = [[] for _ in range(count)]
         for one in sorted(lengths, reverse=True):
