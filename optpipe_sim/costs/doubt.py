@@ -229,18 +229,28 @@ def interval(nearest: Iterable[Sequence[Compared]]) -> tuple[float, float] | Non
 
 @cache
 def elsewhere(name: str, kind: str, dtype: str) -> tuple[float, float] | None:
-    """Return the interval for a machine on which no run was compared: the widest of how the runs of a machine lie from those of the
-    other machines, those of a source from those of the others, and of the interval of the file that the machine is based on.
-
-    A machine file that is not judged is thus never surer than what it was made from.
+    """Return the interval for a machine on which no run was compared: that of runs of a machine left out, and that of the file that it is
+    based on, so that a machine file that is not judged is never surer than what it was made from.
     """
     *_, alike = pools(name, kind, dtype, checks())
-    found = [_apart(alike, lambda one: one.machine), _apart(alike, lambda one: one.publication)]
+    found = [left_out(alike)]
     base = data_file("machines", name).get("base") if name in machine_names() else None
     if base is not None:
         base = load_machine(base).name
         found += [interval(pools(base, kind, dtype, checks())), elsewhere(base, kind, dtype)]
-    known = [each for each in found if each is not None]
+    return _widest(found)
+
+
+def left_out(runs: Sequence[Compared]) -> tuple[float, float] | None:
+    """Return the interval for runs of a machine that none of `runs` is of: how these lie from the runs of other machines, and of other
+    sources, whichever is wider."""
+    return _widest(
+        [_apart(runs, lambda one: one.machine), _apart(runs, lambda one: one.publication)]
+    )
+
+
+def _widest(intervals: Iterable[tuple[float, float] | None]) -> tuple[float, float] | None:
+    known = [each for each in intervals if each is not None]
     return (min(low for low, _ in known), max(high for _, high in known)) if known else None
 
 

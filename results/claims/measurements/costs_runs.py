@@ -11,7 +11,7 @@ from experiments.contest.task import MACHINES
 from experiments.costs_runs.report import NEAR_GIB, NEAR_TIME, Arm, arms
 from experiments.costs_runs.sweep import Sweep
 from optpipe_sim.costs.advise.rows import ROOM
-from optpipe_sim.costs.doubt import Compared, checks, compared, interval, pools
+from optpipe_sim.costs.doubt import Compared, checks, compared, interval, left_out, pools
 from results.claims import Tables, percent
 
 QWEN = (
@@ -280,12 +280,32 @@ def _intervals() -> Iterator[str]:
     ]
     (times, timed), (room, known) = _held(checks()), _held(peaks)
     yield f"each source left out in turn, such intervals hold {percent(times / timed, 0)} of {timed} times"
+    elsewhere, judged = _held_elsewhere(checks())
+    dense = [one for one in checks() if (one.kind, one.machine) == ("dense", "h100-sxm")]
+    fewest, of = _held_elsewhere(checks(), dense)
+    yield (
+        f"each machine left out in turn, that holds {percent(elsewhere / judged, 0)} of {judged} times, but {fewest} of the {of} of dense models on H100s"
+    )
     above = [one for one in peaks if 1 / (1 + (one.error or 0.0)) > 1 / (1 - ROOM)]
     yield (
         f"A peak comes without an interval: made in the same way, intervals would hold {percent(room / known, 0)} of {known} peaks, each source left out in turn, but"
         f" the sources are few. Plans that leave {percent(ROOM, 0)} of the memory free would not have fitted in {len(above)} of the {known}, of"
         f" {len({one.publication for one in above})} of {len({one.publication for one in peaks})} sources"
     )
+
+
+def _held_elsewhere(
+    runs: Sequence[Compared], judged: Sequence[Compared] | None = None
+) -> tuple[int, int]:
+    """Return how many runs (of those that are judged; default: all) lie in the intervals that all other machines give, and
+    how many there are."""
+    held, judged = 0, runs if judged is None else judged
+    for one in judged:
+        found = left_out([of for of in runs if of.kind == one.kind and of.machine != one.machine])
+        assert found is not None
+        assert one.error is not None
+        held += found[0] <= 1 / (1 + one.error) <= found[1]
+    return held, len(judged)
 
 
 def _held(runs: Sequence[Compared]) -> tuple[int, int]:
