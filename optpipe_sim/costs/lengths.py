@@ -100,7 +100,7 @@ def with_lengths(
         _reserving(profile, largest),
         microbatch_time=times,
         microbatch_bytes=sizes,
-        meta=_told(profile.meta, model, microbatches),
+        meta=_told(profile.meta, model, work.seq, microbatches),
     )
 
 
@@ -143,16 +143,18 @@ def _reserving(profile: CostProfile, largest: CostProfile) -> CostProfile:
 
 
 def _told(
-    meta: dict[str, Any], model: Model, microbatches: Sequence[Sequence[int]]
+    meta: dict[str, Any], model: Model, seq: int, microbatches: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
-    """Return the provenance with the lengths, and the model FLOPs of all microbatches."""
+    """Return the provenance with the lengths, and the model FLOPs of all microbatches; where it warns of the usual
+    sequence, of `seq` tokens, it warns of the longest instead."""
     flops = [
         model_flops(model, one.microbatch, one.seq, one.attended)
         for one in map(_bare, microbatches)
     ]
     every, causal = map(sum, zip(*flops, strict=True))
-    longest = beyond_context(model, max(map(max, microbatches)))
-    warnings = [*model.warnings, *([longest] if longest else [])]
+    usual, longest = (beyond_context(model, one) for one in (seq, max(map(max, microbatches))))
+    warnings = [text for text in meta.get("warnings", ()) if text != usual]
+    warnings += [longest] if longest else []
     told = {key: value for key, value in meta.items() if key != "warnings"}
     return {
         **told,

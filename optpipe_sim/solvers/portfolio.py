@@ -23,7 +23,7 @@ from ..units import Size, counted
 from .anneal.annealer import shares_links
 from .axes import covers, problems_of, shapes_of
 from .options import SolveOptions
-from .problem import Problem
+from .problem import Problem, leaves_pairs_out
 from .race.cache import Cache, open_cache, recall, remember
 from .race.compiling import compile_engines
 from .race.first import SEARCHES, run_adaoffload, run_adaoffloads
@@ -78,7 +78,7 @@ def solve_settled(
         raise OptPipeError(f"warm start: expected a schedule or 'none', got {start!r}")
     shapes = shapes_of(profile, options)
     problems = problems_of(shapes, microbatches, memory_limit, options)
-    covered = covers(shapes, [problem.without_pairs for problem in problems])
+    covered = covers(shapes, [leaves_pairs_out(shape, options.pairs) for shape in shapes])
     return solve_problems(problems, options, start, hooks, covered if several else None)
 
 

@@ -165,10 +165,8 @@ def make_problem(
     profile = restrict(profile, treatments)
     splits = any(cost.splits for cost in profile.stages)
     objective = objective or profile.objective
-    if pairs is None:
-        pairs = profile.may_pair(splits)
+    without_pairs = leaves_pairs_out(profile, pairs)
     profile = profile.issued(splits)
-    without_pairs = bool(np.any(profile.pair_hidden)) and not pairs
     if without_pairs:
         profile = replace(profile, pair_hidden=0)
     if objective not in OBJECTIVES:
@@ -180,6 +178,13 @@ def make_problem(
     if limits is not None:
         require_limit(profile, limits)
     return problem
+
+
+def leaves_pairs_out(profile: CostProfile, pairs: bool | None) -> bool:
+    """Return whether pairs of a profile hide something that plans may not use; `pairs`: see `make_problem`."""
+    if pairs is None:
+        pairs = profile.may_pair(any(cost.splits for cost in profile.stages))
+    return not pairs and bool(np.any(profile.pair_hidden))
 
 
 def in_order_of_time(trace: Trace) -> Schedule:

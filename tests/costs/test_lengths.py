@@ -75,6 +75,15 @@ def test_factors_are_those_of_estimates_at_the_lengths(
     assert found.rechunk(2).rechunk(1).static_bytes == pytest.approx(found.static_bytes, rel=0.01)
 
 
+def test_warnings_of_the_usual_microbatch_stay_but_for_its_length() -> None:
+    work = Work(seq=2**20, cuda_graph_modules=("attn",))
+    usual, short = _with_lengths("qwen3-30b-a3b", Layout(16, **EXPERTS), work, [[1024], [2048]])
+    assert len(usual.meta["warnings"]) == 2
+    (left,) = short.meta["warnings"]
+    assert left in usual.meta["warnings"]
+    assert left.startswith("CUDA graphs of modules")
+
+
 def test_unequal_sequences_are_between_equal_ones_and_one() -> None:
     """Attention is to the tokens of one's own sequence; all else counts tokens, as do bytes."""
     lengths = [[8192], [4096, 4096], [6144, 2048], [1024, 7168]]

@@ -23,6 +23,7 @@ from optpipe_sim.profile import CostProfile
 from optpipe_sim.profile.items import EMBEDDING, HEAD, Item, deal_items, even_counts
 from optpipe_sim.profile.layout import counts_of
 from optpipe_sim.profile_io import load_profile, profile_to_json
+from optpipe_sim.solvers.axes import candidate_shapes
 from optpipe_sim.solvers.layers.bound import Runs, layout_bound
 from optpipe_sim.solvers.layers.moved import device_work, moves, solve_layers
 from optpipe_sim.solvers.problem import make_problem
@@ -229,3 +230,13 @@ def test_the_bound_of_layouts_counts_the_work_of_microbatches_that_differ(
     work_ns = sum(item.computing.cost.work_ns for item in profile.items) * sum(factors)
     if pairs == "none":
         assert bound.ns >= 0.99 * float(work_ns) / 4
+
+
+def test_numbers_of_chunks_that_the_limit_rules_out_are_left_out() -> None:
+    profile = estimate("llama3-8b", "h100", 4, execution="ideal")
+    least = [max(shape.least_limits) for shape in candidate_shapes(profile)]
+    limit = (least[0] + least[1]) // 2
+    assert least[1] < limit < least[0]  # one chunk needs more, with its layers as given
+    found = solve_layers(replace(profile, memory_limit=(limit,) * 4), 8, time_limit=2, chunks="any")
+    assert found.result.trace is not None
+    assert max(found.result.trace.peak_bytes) <= limit

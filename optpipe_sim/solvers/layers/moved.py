@@ -30,7 +30,7 @@ from ...units import Size
 from ..axes import MOST_CHUNKS, covers, problem_of, problems_of
 from ..options import SolveOptions
 from ..portfolio import solve_problems
-from ..problem import Problem
+from ..problem import Problem, leaves_pairs_out
 from ..race.compiling import compile_engines
 from ..reports import Hooks, no_report
 from ..result import FEASIBLE, OPTIMAL, SolveResult, within
@@ -298,7 +298,7 @@ class _Search:
 
     def _covers(self, shapes: Sequence[CostProfile]) -> str:
         """Describe what a bound on some layouts covers."""
-        return covers(shapes, [self._problem(shape).without_pairs for shape in shapes])
+        return covers(shapes, [leaves_pairs_out(shape, self.options.pairs) for shape in shapes])
 
     def _result(
         self, given: SolveResult | None, bound: Bound, shapes: Sequence[CostProfile]
