@@ -26,7 +26,7 @@ class Deadlock(OptPipeError):
     """A program that cannot continue; names the waiting ops, their devices, and what they wait for.
 
     To find that out takes longer than a replay, and a search tries many orders that deadlock: `message` may be a function, which is called
-    when somebody reads the error.
+    when the error is read.
     """
 
     def __init__(self, message: str | Callable[[], str] = "") -> None:

@@ -125,7 +125,7 @@ def _again(
 
 def _as_issued(trace: Trace, name: str, microbatches: int) -> tuple[float, int, bool]:
     """Replay a schedule by name on the costs as given, which it is issued on in its own way."""
-    given = trace.given or trace.profile
+    given = trace.unissued
     usual = given.issue(trace.schedule.issued_split).objective
     other = simulate(
         build(name, given, microbatches),

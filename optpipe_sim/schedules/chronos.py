@@ -9,7 +9,7 @@ from ..ops import BW, F
 from ..profile import CostProfile
 from ..schedule import Schedule, levels_by_stage, rows_of
 from . import default_chunks
-from .recompute import Levels, everywhere
+from .recompute import Levels, everywhere, last_levels
 
 # the unit of the pattern: a forward takes one slot, a backward two
 BACK = 2
@@ -97,6 +97,5 @@ def _free_turns(first: int, through: int, chunks: int) -> list[int]:
 
 def _first(costs: CostProfile, recomputed: int, level: str | None) -> Levels:
     """Return the level of each stage: those of the first chunks are recomputed."""
-    last = [cost.recompute[-1].name if cost.recompute else None for cost in costs.stages]
-    own = last if level is None else everywhere(costs, level)
+    own = last_levels(costs) if level is None else everywhere(costs, level)
     return [one if stage < recomputed * costs.devices else None for stage, one in enumerate(own)]

@@ -51,6 +51,11 @@ def everywhere(profile: CostProfile, level: str) -> Levels:
     return [level if cost.level(level) else None for cost in profile.stages]
 
 
+def last_levels(profile: CostProfile) -> Levels:
+    """Return the last level of every stage that has any: the one that keeps the least."""
+    return [cost.recompute[-1].name if cost.recompute else None for cost in profile.stages]
+
+
 def first_layers(profile: CostProfile, level: str, layers: int) -> Levels:
     """Return, for every stage, the level that recomputes its first `layers` layers as `level`
     recomputes all of them: Megatron-LM's ``--recompute-method block --recompute-num-layers``. A

@@ -89,7 +89,7 @@ def run_events(
 
 
 def deadlock(schedule: Schedule, profile: CostProfile, limits: tuple[int, ...] | None) -> Deadlock:
-    """Return the error of a replay that cannot continue; the engine says which ops wait, when somebody reads it."""
+    """Return the error of a replay that cannot continue; the engine says which ops wait, when it is read."""
     return Deadlock(partial(_who_waits, schedule, profile, limits))
 
 

@@ -115,7 +115,7 @@ def ordered(trace: Trace, waits: bool = True) -> Ordered | None:
     Args:
         waits: whether ops wait for memory, which frameworks do not.
     """
-    profile = trace.profile if trace.given is None else trace.given
+    profile = trace.unissued
     if profile.alike:
         return None
     order, limits = order_in(trace.schedule), trace.memory_limit

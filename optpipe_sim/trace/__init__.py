@@ -192,6 +192,11 @@ class Trace:
         return spent
 
     @property
+    def unissued(self) -> CostProfile:
+        """The costs before they were issued as their execution says."""
+        return self.profile if self.given is None else self.given
+
+    @property
     def recomputed(self) -> int:
         """How many activations (stage, unit) are recomputed."""
         return int((self.schedule.levels.table > 0).sum())

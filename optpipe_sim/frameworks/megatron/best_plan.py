@@ -230,7 +230,7 @@ def other_orders(tried: Sequence[Tried], objective: str | None, ends: float) -> 
 
 def _in_best_order(start: Tried, objective: str | None, until: float) -> Tried:
     trace, choice = start.trace, start.choice
-    costs = trace.profile if trace.given is None else trace.given
+    costs = trace.unissued
 
     def cost_of(schedule: Schedule) -> float:
         one = replayed(choice, schedule, costs, objective)

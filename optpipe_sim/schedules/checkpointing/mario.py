@@ -16,7 +16,7 @@ from ...sim import simulate
 from ...trace import Trace
 from ...units import Size
 from ..classic import one_f_one_b_of
-from ..recompute import Levels, everywhere
+from ..recompute import Levels, everywhere, last_levels
 
 ROUNDS = 6  # rounds of moving C's into idle time; most of the gain comes from the first two
 
@@ -80,7 +80,6 @@ def mario(
     base = one_f_one_b_of(profile, microbatches, chunks)
     costs = profile.for_shape(base.shape)
     limits = costs.limits(limit, "limit")
-    last = [cost.recompute[-1].name if cost.recompute else None for cost in costs.stages]
     if level is not None:
         return _placed(base, everywhere(costs, level), costs, limits).schedule
     if limits is not None:
@@ -89,7 +88,7 @@ def mario(
         fitting = [trace for trace in traces if _keeps(trace, limits)]
         if fitting:
             return min(fitting, key=lambda trace: trace.makespan_ns).schedule
-    return _placed(base, last, costs, limits).schedule
+    return _placed(base, last_levels(costs), costs, limits).schedule
 
 
 def _keeps(trace: Trace, limits: Sequence[int]) -> bool:

@@ -15,7 +15,7 @@ from ...sim import simulate
 from ...trace import Trace
 from ...units import Size
 from ..classic import one_f_one_b_of
-from ..recompute import Levels, everywhere
+from ..recompute import Levels, everywhere, last_levels
 
 
 def partial_checkpoints(
@@ -58,8 +58,7 @@ def partial_checkpoints(
         raise InvalidSchedule(f"keep: must be at least 0 microbatches, got {keep}")
     base = one_f_one_b_of(profile, microbatches, chunks, group)
     costs = profile.for_shape(base.shape)
-    last = [cost.recompute[-1].name if cost.recompute else None for cost in costs.stages]
-    own = last if level is None else everywhere(costs, level)
+    own = last_levels(costs) if level is None else everywhere(costs, level)
     limits = costs.limits(limit, "limit")
     if keep is not None:
         return _kept(base, own, keep)

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import truediv
 from statistics import median
 
 from experiments.lengths.figure import BOUND, DATA, GIVEN, SEARCHED, times
 from experiments.lengths.task import DEVICES, MODEL
 from results.claims import Tables, percent, span
 
+Key = tuple[str, str, str]  # data, schedule, packing
+
 
 def sentences(tables: Tables) -> Iterator[str]:
     rows = tables("lengths")
     given, searched, bound = (times(rows, key) for key in (GIVEN, SEARCHED, BOUND))
 
-    def saved(schedule: str, packing: str) -> str:
-        """By how much the best order is faster than the one given: the medians of both kinds of data."""
-        shares = []
-        for kind in DATA:
-            key = (kind, schedule, packing)
-            both = zip(given[key], searched[key], strict=True)
-            shares.append(median(1 - best / usual for usual, best in both))
-        return span(shares, percent)
+    def ratios(schedule: str, packing: str, beside: dict[Key, list[float]]) -> list[float]:
+        """The time in the best order over another one, of each kind of data: the medians of its draws."""
+        keys = [(kind, schedule, packing) for kind in DATA]
+        return [median(map(truediv, searched[key], beside[key])) for key in keys]
 
-    def off(schedule: str, packing: str) -> str:
-        gaps = []
-        for kind in DATA:
-            key = (kind, schedule, packing)
-            both = zip(bound[key], searched[key], strict=True)
-            gaps.append(median(best / least - 1 for least, best in both))
-        return span(gaps, percent)
+    def saved(schedule: str, packing: str) -> str:
+        """By how much the best order is faster than the one given."""
+        return span((1 - ratio for ratio in ratios(schedule, packing, given)), percent)
 
     seeds = len({row["seed"] for row in rows})
     yield (
@@ -46,7 +41,7 @@ def sentences(tables: Tables) -> Iterator[str]:
     assert min(unpacked) > 0
     yield (
         f"In their best order sequences need no packing: one per microbatch, 1F1B takes {span(unpacked, percent)} less than with the best of the packings,"
-        f" and ZB-V is {off('zb-v', 'one each')} above its bound. In the order drawn packing is worth the most: by best fit 1F1B takes"
+        f" and ZB-V is {span((ratio - 1 for ratio in ratios('zb-v', 'one each', bound)), percent)} above its bound. In the order drawn packing is worth the most: by best fit 1F1B takes"
         f" {span((1 - median(given[kind, '1f1b', 'best fit']) / median(given[kind, '1f1b', 'one each']) for kind in DATA), percent)} less than with one each."
     )
     yield "The replays are ideal and without a memory limit, and no loader has been asked whether it can deliver that order."
