@@ -41,7 +41,7 @@ class Entry:
         offloads: it is nothing without a link to the host.
         plans: it chooses treatments for a memory limit. `recomputes`: also what is recomputed.
         ours: the paper's greedy as we reconstructed it, or our own, and no published rule.
-        by_name: its order is our reading of a paper: built where it is asked for, tried by nothing else.
+        by_name: its order is our reading of a paper: `compare` lists it, no search or advice tries it.
         slow: its place among those that take time to build, the most promising first; 0: built at once.
         common: frameworks have it under a name. `torch`: torch's name for the same order. `torch_kin`: of its
             schedule of this kind, which may order some ops otherwise.

@@ -72,5 +72,5 @@ def test_options_outside_the_profile_are_refused() -> None:
         build("chronos:recomputed=1,level=full", profile, 4)
 
 
-def test_nothing_tries_it_unasked() -> None:
+def test_no_search_tries_it() -> None:
     assert "chronos" not in published(unit_profile(4, 2), 8)
