@@ -185,6 +185,7 @@ def _doubt(name: str, rates: Rates, kind: str, dtype: str, asked: frozenset[str]
         return _unknown(f"no published run of {what} on {name} was compared{near}", asked, far)
     missing = tuple(sorted(asked - covered))
     errors = [one.error for one in same if one.error is not None]
+    seen = interval((same, family, alike))
     basis = f"{what} on {name}: {_summary(same)}"
     if missing:
         basis += f"; none of them has {', '.join(missing)}"
@@ -195,7 +196,8 @@ def _doubt(name: str, rates: Rates, kind: str, dtype: str, asked: frozenset[str]
         len(errors),
         basis,
         missing,
-        interval((alike,) if missing else (same, family, alike)),
+        # what no run had makes a time no surer than one without it
+        _widest([seen, interval((alike,))]) if missing else seen,
     )
 
 

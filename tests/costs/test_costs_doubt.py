@@ -210,6 +210,17 @@ def test_a_number_is_given_only_where_every_feature_was_compared() -> None:
     assert "in other formats" in experts.basis
 
 
+@pytest.mark.parametrize("machine", ["h100", "a100", "b200"])
+@pytest.mark.parametrize(
+    "unseen", [{"recompute": "norms"}, {"cuda_graphs": True}, {"gradient_sums": "apart"}]
+)
+def test_what_no_run_had_never_makes_a_time_surer(machine: str, unseen: dict[str, object]) -> None:
+    plain = _doubt("llama3-8b", machine, devices=8, tp=8)
+    other = _doubt("llama3-8b", machine, devices=8, tp=8, **unseen)
+    assert other.interval[0] <= plain.interval[0]
+    assert other.interval[1] >= plain.interval[1]
+
+
 def test_an_irrelevant_option_leaves_the_doubt_as_it_is() -> None:
     plain = _doubt("llama3-8b", "a100", devices=8, zero=1)
     other = _doubt("llama3-8b", "a100", devices=8, zero=1, recompute="full")
