@@ -126,7 +126,7 @@ def best(
 
 def _with_layers_moved(given: Trace, profile: CostProfile, until: float) -> Trace:
     """Return the replay of the same order on a layout that moves of one layer each have led to."""
-    own = replace(given.profile, items=profile.items, meta=profile.meta)
+    own = replace(given.given_stages, items=profile.items)
     maker = StageMaker(own.items, own.chunks)
 
     def at(counts: Sequence[int]) -> Trace | None:

@@ -197,6 +197,12 @@ class Trace:
         return self.profile if self.given is None else self.given
 
     @property
+    def given_stages(self) -> CostProfile:
+        """The costs of its own stages before they were issued: what other schedules on these stages can be
+        replayed with, each as its family is issued."""
+        return self.unissued.for_shape(self.schedule.shape)
+
+    @property
     def recomputed(self) -> int:
         """How many activations (stage, unit) are recomputed."""
         return int((self.schedule.levels.table > 0).sum())

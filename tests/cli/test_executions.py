@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
-from optpipe_sim import load_profile
+from optpipe_sim import build, load_profile, simulate
 from optpipe_sim.execution import IDEAL, load_execution, shipped_names
+from optpipe_sim.frameworks.nearest import replay_unlimited
+from optpipe_sim.frameworks.torchtitan_search import _with_layers_moved
 from optpipe_sim.profile_io import save_profile
 
 ROOT = Path(__file__).parents[2]
@@ -132,3 +135,59 @@ def test_frontier_marks_published_schedules_that_are_a_toss_up(here) -> None:
     ratios = [point["fixed_iteration_ns"] / point["iteration_ns"] for point in points]
     if any(abs(ratio - 1) < IDEAL.between / 2 for ratio in ratios):
         assert "≈: in reality a toss-up" in here(line).out
+
+
+LAYERS = [
+    {"name": "embedding", "t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_mib": 10, "w_mib": 4},
+    {"name": "layer", "count": 6, "t_f_ms": 10, "t_b_ms": 10, "t_w_ms": 8, "act_mib": 100, "w_mib": 40},
+    {"name": "head", "t_f_ms": 12, "t_b_ms": 12, "t_w_ms": 9, "act_mib": 100, "w_mib": 40},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "search", ["--family megatron", "--family torchtitan", "--layers any"], ids=str
+)
+def test_a_layout_is_saved_as_it_was_before_it_was_issued(here, search: str) -> None:
+    """Other schedules on the saved stages are issued as their own families are, and have their errors."""
+    stages = {"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_mib": 1}
+    given = load_profile(
+        {
+            "devices": 2,
+            "stages": stages,
+            "items": LAYERS,
+            "t_comm_ms": 3,
+            "execution": "zero-bubble-a100",
+        }
+    ).with_layout([4, 4])
+    save_profile(given, "given.yaml")
+    words = f"solve given.yaml -m 4 --time-limit 2 {search} --no-cache --save q.json --save-profile q.yaml --json"
+    told = here(words).json
+    saved = load_profile("q.yaml")
+    assert saved.execution == given.execution
+    again = here("simulate q.yaml --schedule q.json --json").json
+    for key in ("iteration_ns", "iteration_interval_ns"):
+        assert again[key] == told[key]
+    counts = [cost.layers for cost in saved.stages]
+    same = given.with_layout(counts, saved.chunks, saved.placement)
+    for name in ("1f1b", "zb-h1"):
+        row = here(f"simulate q.yaml --schedule {name} -m 4 --json").json
+        assert row["iteration_ns"] == simulate(build(name, same, 4), same).iteration_ns
+
+
+def test_layers_that_are_moved_for_torchtitan_cost_what_backwards_apart_do() -> None:
+    half = {"plain": {"split": 1.5}}
+    given = load_profile(
+        {
+            "devices": 2,
+            "stages": {"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_mib": 1},
+            "items": LAYERS,
+            "execution": {"name": "apart", "families": half, "error": {"between": 0.03}},
+        }
+    ).with_layout([6, 2])
+    trace = replay_unlimited(build("zb-h1", given, 4), given)
+    moved = _with_layers_moved(trace, given, time.monotonic() + 2)
+    counts = [cost.layers for cost in moved.profile.stages]
+    assert counts != [6, 2]
+    alone = simulate(moved.schedule, given.with_layout(counts), enforce=False)
+    assert moved.iteration_ns == alone.iteration_ns
+    assert moved.profile.execution_notes["name"] == "apart"

@@ -244,8 +244,7 @@ def _climb(
     start: Tried, profile: CostProfile, microbatches: int, objective: str | None, until: float
 ) -> list[Tried]:
     """Return all better layouts for one choice that are found on the way, the best last."""
-    costs = start.trace.profile
-    own = replace(costs, items=profile.items, meta=profile.meta)
+    own = replace(start.trace.given_stages, items=profile.items)
     maker = StageMaker(profile.items, own.chunks)
 
     def at(counts: Sequence[int]) -> Tried | None:
@@ -258,7 +257,8 @@ def _climb(
             return None
 
     limits = profile.memory_limit
-    _, suggested = layout_bound(own, microbatches, objective or own.objective, limits, 1.0)
+    issued = replace(start.trace.profile, items=profile.items)
+    _, suggested = layout_bound(issued, microbatches, start.trace.objective, limits, 1.0)
     suggestions = [counts_of(own), suggested or deal_items(own.items, own.placement)]
     suggestions += [deal_items(own.items, own.placement, pairs=True)] if start.choice.pairs else []
     firsts = filter(None, map(at, suggestions))

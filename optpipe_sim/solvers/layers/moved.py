@@ -52,7 +52,7 @@ class LayersResult:
 
     Attributes:
         result: as `solve` returns it; its bound holds for every layout.
-        profile: the costs of the stages of its layout. `counts`: how many items each has.
+        profile: the costs of the stages of its layout, before they are issued. `counts`: how many items each has.
         given: the result for the given layout. `given_counts`: that layout.
     """
 
@@ -323,7 +323,9 @@ class _Search:
         if first.trace.profile == layout:  # gains from searching longer are not due to the layout
             first = self.best
         before = layout if first.trace is None else first.trace.profile
-        return LayersResult(result, layout, _counts(layout), first, _counts(before))
+        counts = _counts(layout)
+        given_costs = self._layout(counts, layout.chunks, layout.placement)  # not issued
+        return LayersResult(result, given_costs, counts, first, _counts(before))
 
 
 def _counts(layout: CostProfile) -> list[int]:

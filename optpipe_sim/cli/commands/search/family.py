@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     }
     plain = plain_beside(restrict(profile, arguments.treatments), trace, names_in(arguments.family))
     answer |= plain.to_json(trace) if plain is not None else NOTHING_BESIDE
-    files = write_profile(arguments, trace.profile, "the profile with this layout")
+    files = write_profile(arguments, trace.given_stages, "the profile with this layout")
     return finish(
         arguments,
         out,
