@@ -8,11 +8,11 @@ machine, kind of model and number format, and the features that none of them has
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import accumulate
-from math import exp, log1p
+from itertools import accumulate, combinations
+from math import exp, expm1, log1p
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -249,6 +249,32 @@ def left_out(runs: Sequence[Compared]) -> tuple[float, float] | None:
     return _widest(
         [_apart(runs, lambda one: one.machine), _apart(runs, lambda one: one.publication)]
     )
+
+
+@cache
+def between_layouts() -> float:
+    """Return the half-width that holds `LEVEL` of the errors of differences between two layouts of one model, relative: of pairs of
+    published runs of one source on one machine in one number format that no rate was fitted to, each source counting alike."""
+    return half_width(errors_between_layouts(checks()))
+
+
+def half_width(errors: Mapping[str, Sequence[float]]) -> float:
+    """Return what `LEVEL` of errors do not exceed, each source counting alike."""
+    return _quantile([each for each in errors.values() if each], LEVEL)
+
+
+def errors_between_layouts(runs: Iterable[Compared]) -> dict[str, list[float]]:
+    """Return, by source, how far the difference of each two runs of a model is off, relative to the time."""
+    alike: dict[tuple[str, ...], list[Compared]] = {}
+    for one in runs:
+        model = one.run.partition(" on ")[0]
+        alike.setdefault((one.machine, one.dtype, one.source, model), []).append(one)
+    found: dict[str, list[float]] = {}
+    for each in alike.values():
+        for first, second in combinations(each, 2):
+            error = log1p(first.error or 0.0) - log1p(second.error or 0.0)
+            found.setdefault(first.publication, []).append(abs(expm1(error)))
+    return found
 
 
 def _widest(intervals: Iterable[tuple[float, float] | None]) -> tuple[float, float] | None:

@@ -34,6 +34,7 @@ class Hint(NamedTuple):
         what: the change, to be read after "with". key: what is changed; of each key one hint is given.
         gain: the share of the time that it saves.
         time_ns, peak_bytes: of the alternative, the peak on the fullest device.
+        between: by how much such a difference may be off, in four cases of five; None: not known.
     """
 
     what: str
@@ -41,16 +42,32 @@ class Hint(NamedTuple):
     gain: float
     time_ns: float
     peak_bytes: int
+    between: float | None = None
+
+    @property
+    def is_toss_up(self) -> bool:
+        """Whether it may in reality gain nothing."""
+        return self.between is not None and self.gain <= self.between
 
     def __str__(self) -> str:
+        change = f"{-self.gain:+.1%}"
+        if self.is_toss_up:
+            change += f", a toss-up: such differences are ±{self.between:.1%} off"
         return (
-            f"{self.what}: {format_time(self.time_ns)} ({-self.gain:+.1%}), peak"
+            f"{self.what}: {format_time(self.time_ns)} ({change}), peak"
             f" {format_size(self.peak_bytes)}"
         )
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; one of ``hints`` in ``explain --json`` and ``evaluate --json``."""
-        return {**self._asdict(), "time_ns": round(self.time_ns)}
+        off = self.between
+        interval = None if off is None else [self.gain - off, self.gain + off]
+        return {
+            **self._asdict(),
+            "time_ns": round(self.time_ns),
+            "gain_interval": interval,
+            "toss_up": self.is_toss_up,
+        }
 
 
 class Alternative(NamedTuple):
@@ -65,12 +82,14 @@ def best_hints(
     now_ns: float,
     alternatives: Iterable[Alternative],
     over: Callable[[], bool] = lambda: False,
+    between: Callable[[str], float | None] = lambda key: None,
 ) -> list[Hint]:
     """Replay alternatives, and return for each key the best of those that fit and gain at least `LEAST`,
     the largest gain first.
 
     Args:
-        now_ns: the time without any of them. over: tells whether the time is up.
+        now_ns: the time without any of them. over: tells whether the time is up. between: by how much a difference may be
+            off where what the key names is changed.
     """
     found: dict[str, Hint] = {}
     for what, key, replayed in alternatives:
@@ -78,7 +97,7 @@ def best_hints(
             break
         with suppress(OptPipeError):
             time_ns, peak, fits = replayed()
-            hint = Hint(what, key, 1 - time_ns / now_ns, time_ns, peak)
+            hint = Hint(what, key, 1 - time_ns / now_ns, time_ns, peak, between(key))
             if fits and hint.gain >= LEAST and (key not in found or hint.gain > found[key].gain):
                 found[key] = hint
     return sorted(found.values(), key=lambda hint: -hint.gain)
@@ -88,7 +107,7 @@ def hints(trace: Trace) -> list[Hint]:
     """Return what would shorten an iteration of a replayed schedule: other orders, fewer recomputations
     and copies, and equal stages; none for very long schedules. A schedule made for a framework
     (``family`` of its `meta`) gets only orders that this has."""
-    return _hints(trace, _alternatives(trace))
+    return _hints(trace, _alternatives(trace), trace.profile.execution_notes["between"])
 
 
 def diagnoses(trace: Trace) -> list[Hint]:
@@ -97,14 +116,16 @@ def diagnoses(trace: Trace) -> list[Hint]:
     return _hints(trace, _free_of(trace))
 
 
-def _hints(trace: Trace, alternatives: Iterator[Alternative]) -> list[Hint]:
+def _hints(
+    trace: Trace, alternatives: Iterator[Alternative], between: float | None = None
+) -> list[Hint]:
     if len(trace.schedule) > MANY_OPS or not trace.cost_ns:
         return []
     now_ns: float = trace.iteration_ns
     if trace.fits:  # of a measured trace, what its profile gives
         with suppress(OptPipeError):
             now_ns = _again(trace, trace.schedule)[0]
-    return best_hints(now_ns, alternatives)
+    return best_hints(now_ns, alternatives, between=lambda _: between)
 
 
 def _again(

@@ -15,11 +15,13 @@ from optpipe_sim.cli import main
 from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.advise.space import Question
 from optpipe_sim.costs.calibrate import calibrate, load_measurements
+from optpipe_sim.costs.doubt import between_layouts
 from optpipe_sim.costs.provenance import iteration_ns
 from optpipe_sim.costs.work import Work
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.execution import load_execution
 from optpipe_sim.frameworks.megatron.family import plan_for
+from optpipe_sim.reasons.hints import Hint
 
 RUN: dict[str, Any] = {"pp": 4, "tp": 8, "microbatches": 8}
 
@@ -251,6 +253,23 @@ def test_a_hint_is_the_evaluation_of_what_it_says() -> None:
     assert hint.gain == pytest.approx(1 - other.row.iteration_ns / run.row.iteration_ns)
     assert other.row.trace.fits
     assert not any(one.key == "recompute" for one in other.hints(60))
+
+
+def test_a_hint_says_whether_it_may_gain_nothing() -> None:
+    """Another schedule by the error of differences between schedules, all else by that between layouts."""
+    found = [one.to_json() for one in today(recompute="full").hints(60)]
+    assert {"schedule", "recompute"} <= {one["key"] for one in found}
+    schedules = load_execution("megatron-lm").between
+    for one in found:
+        off = schedules if one["key"] == "schedule" else between_layouts()
+        assert one["gain_interval"] == pytest.approx([one["gain"] - off, one["gain"] + off])
+        assert one["toss_up"] == (one["gain"] <= off)
+    unsure = Hint("microbatches of 1 sequence", "microbatch", 0.03, 9.7e9, 2**30, 0.068)
+    assert (
+        str(unsure)
+        == "microbatches of 1 sequence: 9.7 s (-3.0%, a toss-up: such differences are ±6.8% off), peak 1 GiB"
+    )
+    assert "toss-up" not in str(unsure._replace(gain=0.07))
 
 
 def test_experts_of_their_own_and_their_exchange_are_hinted_at() -> None:

@@ -13,6 +13,7 @@ from ...schedules import USUAL
 from ...solvers.starts.published import LOOP, VEE
 from ...trace import Trace
 from ...units import counted
+from ..doubt import between_layouts
 from ..provenance import iteration_ns
 from ..work import Work
 from .replay import peak_of, profile_of, replayed_freely
@@ -49,7 +50,12 @@ def hints_for(
         for one in _alternatives(question, row, check)
         if not searched or one.key.startswith(NOT_SEARCHED)
     )
-    return best_hints(row.iteration_ns, tried, lambda: time.monotonic() > until)
+    between = row.trace.profile.execution_notes["between"]
+
+    def off(key: str) -> float:
+        return (between or 0.0) if key == "schedule" else max(between or 0.0, between_layouts())
+
+    return best_hints(row.iteration_ns, tried, lambda: time.monotonic() > until, off)
 
 
 def _alternatives(

@@ -15,7 +15,7 @@ from ...solvers.steady import MOST_OPS, MOST_PLANS, standings, steadiest, toss_u
 from ...trace import Trace
 from ...units import counted, format_size, format_time, html_table
 from ..calibrate import MEMORY, Calibration
-from ..doubt import Doubt, caution, doubt, kind_of, plausibility
+from ..doubt import Doubt, between_layouts, caution, doubt, kind_of, plausibility
 from ..provenance import iteration_ns, mfu
 from .memory import Bought
 from .replay import peak_of, profile_of
@@ -155,6 +155,7 @@ class Row:
     def to_json(self, advice: Advice) -> dict[str, Any]:
         """Plain data; the keys of ``advise --json``."""
         parts, interval = advice.parts(self), self.trace.iteration_interval_ns
+        difference = advice.difference_interval(self)
         return {
             **asdict(self.choice),
             "schedule": self.schedule,
@@ -163,6 +164,8 @@ class Row:
             "recomputed": self.trace.recomputed,
             "iteration_ns": round(self.iteration_ns),
             "iteration_interval_ns": interval and list(interval),
+            "difference_interval": difference and list(difference),
+            "toss_up": advice.is_toss_up(self),
             "tokens_per_s": self.tokens_per_s,
             "mfu": self.mfu,
             "mfu_causal": self.mfu_causal,
@@ -249,7 +252,7 @@ class Advice:
     def steady(self) -> Steady | None:
         """Which of the rows whose difference to the best is a toss-up is least behind where costs are off; None
         where none is."""
-        most = self.rows[0].iteration_ns * (1 + toss_up(self.rows[0].trace))
+        most = self.rows[0].iteration_ns * (1 + self.between)
         near = [row for row in self.rows if row.iteration_ns <= most][: 1 + MOST_PLANS]
         if len(near) == 1 or sum(len(row.trace.schedule) for row in near) > MOST_OPS:
             return None
@@ -315,11 +318,24 @@ class Advice:
             question.machine, kind_of(question.model), question.work.dtype, row.mfu_causal
         )
 
-    def tied(self, row: Row) -> bool:
-        """Whether the row is within the error of the best, or the error is unknown. Most of the error is
-        common to all rows of one machine, so their order is more certain than their times."""
-        error = self.error
-        return error is None or row.iteration_ns <= self.rows[0].iteration_ns * (1 + error)
+    @property
+    def between(self) -> float:
+        """By how much the difference between two rows may be off, in four cases of five: by the errors of differences between layouts
+        and of those between schedules, whichever is larger."""
+        return max(toss_up(self.rows[0].trace), between_layouts())
+
+    def difference_interval(self, row: Row) -> tuple[float, float] | None:
+        """Return the interval of how much longer a row takes in reality than the best, relative to that, in four cases of five; None for
+        the best itself."""
+        if row is self.rows[0]:
+            return None
+        difference = row.iteration_ns / self.rows[0].iteration_ns - 1
+        return difference - self.between, difference + self.between
+
+    def is_toss_up(self, row: Row) -> bool:
+        """Whether a row may in reality be as fast as the best."""
+        interval = self.difference_interval(row)
+        return interval is not None and interval[0] <= 0
 
     def doubts(self, row: Row) -> list[str]:
         """Return what makes this row less certain than the others, and whether it is plausible at all."""

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from experiments.contest.task import MACHINES
 from experiments.costs_runs.report import NEAR_GIB, NEAR_TIME, Arm, arms
 from experiments.costs_runs.sweep import Sweep
 from optpipe_sim.costs.advise.rows import ROOM
-from optpipe_sim.costs.doubt import Compared, checks, compared, interval, left_out, pools
+from optpipe_sim.costs.doubt import (
+    Compared,
+    between_layouts,
+    checks,
+    compared,
+    errors_between_layouts,
+    half_width,
+    interval,
+    left_out,
+    pools,
+)
 from results.claims import Tables, percent
 
 QWEN = (
@@ -285,6 +295,18 @@ def _intervals() -> Iterator[str]:
     fewest, of = _held_elsewhere(checks(), dense)
     yield (
         f"each machine left out in turn, that holds {percent(elsewhere / judged, 0)} of {judged} times, but {fewest} of the {of} of dense models on H100s"
+    )
+    apart = errors_between_layouts(checks())
+    shares = {
+        name: sum(error <= half_width({**apart, name: []}) for error in own) / len(own)
+        for name, own in apart.items()
+    }
+    most = max(apart, key=lambda name: len(apart[name]))
+    pairs = sum(map(len, apart.values()))
+    yield (
+        f"Differences between two layouts of a model are at most {percent(between_layouts())} off in four of five of {pairs} pairs of runs, each pair of one source and machine and each of"
+        f" {len(apart)} sources counting alike. Each source left out in turn, as much holds {percent(mean(shares.values()), 0)} of a source's pairs in the mean, but {percent(shares[most], 0)} of"
+        f" the {len(apart[most])} of {most.split()[0]}'s"
     )
     above = [one for one in peaks if 1 / (1 + (one.error or 0.0)) > 1 / (1 - ROOM)]
     yield (

@@ -216,8 +216,7 @@ def _write_points(path: str, found: Advice) -> None:
 
 
 def _table(found: Advice) -> Table:
-    """Print a row per plan, the fastest first; plans that are equally likely to be the fastest are
-    not dimmed."""
+    """Print a row per plan, the fastest first; plans that may in reality be as fast are marked and not dimmed."""
     from ....costs.advise.rows import limited_by
     from ...outputs.show import plain_table
 
@@ -225,9 +224,11 @@ def _table(found: Advice) -> Table:
     wide = [key for key in more if any((getattr(r.choice, key) or 0) > 1 for r in found.rows)]
     if found.question.etp and "etp" not in wide:
         wide.append("etp")
+    marked = any(map(found.is_toss_up, found.rows))
     rows = []
     for row in found.rows:
         parts, choice = found.parts(row), asdict(row.choice)
+        mark = "≈" if found.is_toss_up(row) else " " * marked
         rows.append(
             {
                 **{key: choice[key] for key in ("pp", "tp", *wide, "dp", "zero")},
@@ -235,14 +236,14 @@ def _table(found: Advice) -> Table:
                 "recompute": row.treatment,
                 "schedule": row.schedule.partition(":")[0],
                 "v": row.choice.chunks,
-                "time": format_time(row.iteration_ns),
+                "time": format_time(row.iteration_ns) + mark,
                 "tokens/s": f"{row.tokens_per_s:,.0f}",
                 "MFU": f"{row.mfu_causal:.1%}",
                 "memory": format_size(row.peak_bytes),
                 "limited by": f"{limited_by(parts)} {_share(parts)}",
             }
         )
-    styles = ["bold", *("" if found.tied(row) else "dim" for row in found.rows[1:])]
+    styles = ["bold", *("" if found.is_toss_up(row) else "dim" for row in found.rows[1:])]
     left = ("recompute", "schedule", "limited by")
     return plain_table(rows, left=left, gap=1, styles=styles)
 
@@ -285,10 +286,13 @@ def _show_best(out: Out, found: Advice, best: Row) -> None:
     text = f"MFU: {MFU_COUNTS}; with every score {best.mfu:.1%} for the best"
     out.text(text, style="dim")
     sure = "; ".join(filter(None, (expected(best.trace), found.basis)))
-    if found.error is not None:
-        others = [row for row in found.rows[1:] if found.tied(row)]
-        sure += f"; {len(others) + 1} of these rows lie within that median" if others else ""
     out.labelled("how sure", sure)
+    if any(map(found.is_toss_up, found.rows)):
+        out.text(
+            f"≈: a toss-up with the fastest; differences between two layouts of a model are ±{found.between:.1%} off in four cases of"
+            " five (docs/how-true.md)",
+            style="dim",
+        )
     issued(out, best.trace.profile)
     for doubt in found.doubts(best):
         style = "yellow" if doubt.startswith(("not plausible", "do not plan")) else ""
