@@ -33,6 +33,29 @@ def advice_chart(advice: Advice) -> Figure:
     return figure
 
 
+def _bought(
+    advice: Advice, ax: Axes, ceiling: float, scale: tuple[int, int]
+) -> list[tuple[float, float]]:
+    """Draw the times of the best row's split under other limits; return the points."""
+    bought = [
+        (one.limit_bytes / scale[0], one.iteration_ns / scale[1])
+        for one in advice.memory
+        if one.iteration_ns is not None and one.iteration_ns <= ceiling
+    ]
+    if bought:
+        ax.plot(
+            *zip(*bought, strict=True),
+            drawstyle="steps-post",
+            color=BOUGHT,
+            lw=1.4,
+            marker="s",
+            ms=3.5,
+            label="the best, under other limits",
+            zorder=3,
+        )
+    return bought
+
+
 def pareto(found: list[Point]) -> list[Point]:
     """Return those of which no other is both faster and smaller in memory, smallest first."""
     front: list[Point] = []
@@ -73,22 +96,9 @@ def _draw(advice: Advice, ax: Axes) -> None:
     rows = [(row.peak_bytes / per_size, row.iteration_ns / per_unit) for row in advice.rows]
     xs, ys = zip(*rows, strict=True)
     ax.plot(xs, ys, "o", color=BEST, ms=6.5, label="best of each split", zorder=4)
-    bought = [
-        (one.limit_bytes / per_size, one.iteration_ns / per_unit)
-        for one in advice.memory
-        if one.iteration_ns is not None and one.iteration_ns <= ceiling
-    ]
-    if bought:
-        ax.plot(
-            *zip(*bought, strict=True),
-            drawstyle="steps-post",
-            color=BOUGHT,
-            lw=1.4,
-            marker="s",
-            ms=3.5,
-            label="the best, under other limits",
-            zorder=3,
-        )
+    bought = _bought(advice, ax, ceiling, (per_size, per_unit))
+    low, high = best / per_unit, best * (1 + advice.between) / per_unit
+    ax.axhspan(low, high, color=BEST, alpha=0.08, lw=0, label="a toss-up with the best")
     ax.axvline(limit / per_size, color=LIMIT, lw=0.9, linestyle=(0, (5, 2)), label="limit")
     times = [point.iteration_ns / per_unit for point in shown] + [time for _, time in bought]
     sizes = [point.peak_bytes / per_size for point in shown] + [limit / per_size]

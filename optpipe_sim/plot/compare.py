@@ -36,7 +36,7 @@ def compare_chart(
 
     Args:
         rows: as ``optpipe-sim compare --json`` gives them: ``schedule, cost_ns, makespan_ns,
-            bubble_rate, bubble_rate_flush, peak_bytes, fits`` and, where known, ``iteration_ns``, ``speedup`` and
+            bubble_rate, bubble_rate_flush, peak_bytes, fits`` and, where known, ``iteration_ns``, ``speedup``, ``toss_up`` and
             ``lower_bound_ns``. A row without ``cost_ns`` (a schedule that could not be built) is
             named, with its ``reason`` if it has one, and has no bars.
         memory_limit: bytes, one number or one per device; None: no limit to draw.
@@ -125,6 +125,8 @@ def _times(rows: Sequence[Mapping[str, Any]], ax: Axes) -> None:
         _number(ax, at, 0.62, f"{_digits(whole, longest / size)} {unit}")
         if row.get("speedup"):
             _number(ax, at, 1.16, f"{row['speedup']:.2f}×")
+        if row.get("toss_up"):
+            _number(ax, at, 1.3, "≈")
     for at, row in enumerate(rows):
         if row.get("cost_ns") is None:
             reason = str(row.get("reason") or "not built")
@@ -226,6 +228,8 @@ def _legend(rows: Sequence[Mapping[str, Any]], limit: int | None) -> list[Patch 
         handles.append(
             Line2D([], [], color=INK, lw=1.1, marker="|", linestyle="none", label="lower bound")
         )
+    if any(row.get("toss_up") for row in rows):
+        handles.append(Line2D([], [], linestyle="none", label="≈ a toss-up with the fastest"))
     if limit is not None:
         handles.append(
             Line2D([], [], color=LIMIT, linestyle=(0, (5, 2)), label=f"limit {format_size(limit)}")

@@ -79,17 +79,8 @@ def _draw(frontier: Frontier, ax: Axes) -> None:
     if limits[0] - least < 5 * room:
         left = max(0.0, min(left, least - room))
 
-    # each value holds from its limit up to the next
-    ax.fill_between(
-        [*limits, right],
-        [*times, times[-1]],
-        [*bounds, bounds[-1]],
-        step="post",
-        color=BEST,
-        alpha=0.16,
-        lw=0,
-        label="not decided",
-    )
+    between = frontier.profile.execution_notes["between"]
+    _regions(ax, [*limits, right], [*times, times[-1]], [*bounds, bounds[-1]], between)
     ax.step(
         [*limits, right],
         [*bounds, bounds[-1]],
@@ -140,6 +131,26 @@ def _draw(frontier: Frontier, ax: Axes) -> None:
     steps = [_corners(limits, values, right) for values in (times, bounds)]
     write_names(ax, names, list(zip(limits, times, strict=True)), steps)
     ax.legend(loc="upper right", framealpha=0.9, frameon=True, edgecolor="none")
+
+
+def _regions(
+    ax: Axes,
+    limits: Sequence[float],
+    times: Sequence[float],
+    bounds: Sequence[float],
+    between: float | None,
+) -> None:
+    """Shade what lies between the times found and their bounds and, where it is known, which times are a toss-up with those
+    found. Each value holds from its limit up to the next."""
+    ax.fill_between(
+        limits, times, bounds, step="post", color=BEST, alpha=0.16, lw=0, label="not decided"
+    )
+    if between is not None:
+        slower = [(1 + between) * time for time in times]
+        label = "a toss-up with the best found"
+        ax.fill_between(
+            limits, times, slower, step="post", color=MUTED, alpha=0.12, lw=0, label=label
+        )
 
 
 def _corners(limits: list[float], values: list[float], right: float) -> list[_Place]:

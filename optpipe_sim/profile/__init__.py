@@ -497,6 +497,28 @@ class CostProfile:
         interval = self.difference_interval(difference)
         return interval is not None and interval[0] <= 0 <= interval[1]
 
+    def toss_up_text(self, difference: float) -> str:
+        """Return that a replayed difference may in reality be none, to follow it; empty where it may not."""
+        if not self.is_toss_up(difference):
+            return ""
+        between = self.execution_notes["between"]
+        return f"; in reality a toss-up: such differences are ±{between:.1%} off (docs/how-true.md)"
+
+    @property
+    def like_it(self) -> str:
+        """The runs that `time_interval` is about, in words."""
+        notes = self.execution_notes
+        runs = "runs like it" if notes["common"] is None else f"runs as {notes['name']} issues them"
+        return f"four of five {runs}"
+
+    @property
+    def spread_text(self) -> str:
+        """By what measured times may differ from replayed ones, in words; empty where that is not known."""
+        interval = self.time_interval
+        if interval is None:
+            return ""
+        return f"measured ones are {interval[0]:.2f} to {interval[1]:.2f} times these in {self.like_it}"
+
     def issued(self, splits: bool) -> CostProfile:
         """Return the costs of an ideal machine on which a schedule takes as long as its execution takes
         on this one.

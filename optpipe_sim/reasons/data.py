@@ -19,7 +19,7 @@ def explain_data(trace: Trace, most_gaps: int = MOST_GAPS) -> dict[str, Any]:
     """Break down the time of an iteration.
 
     Returns:
-        `iteration_ns`, `makespan_ns` (of its pipeline), both bubble rates; `devices`: per device
+        `iteration_ns` with its interval, `makespan_ns` (of its pipeline), both bubble rates; `devices`: per device
         `busy_ns`, `idle_ns` by cause, `recompute_ns`; `gaps`: the longest, each with its cause, the op
         that waits and the one it waits for; `critical_path`: its `steps`, and its `parts_ns`, which add
         up to the makespan;
@@ -27,9 +27,10 @@ def explain_data(trace: Trace, most_gaps: int = MOST_GAPS) -> dict[str, Any]:
         were replayed, the largest gain first; `diagnoses`: likewise, if messages, copies or memory cost less.
     """
     devices = range(trace.schedule.shape.devices)
-    found = gaps(trace)
+    found, interval = gaps(trace), trace.iteration_interval_ns
     return {
         "iteration_ns": trace.iteration_ns,
+        "iteration_interval_ns": interval and list(interval),
         "makespan_ns": trace.makespan_ns,
         "bubble_rate": trace.bubble_rate,
         "bubble_rate_flush": trace.bubble_rate_flush,

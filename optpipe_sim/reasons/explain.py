@@ -313,11 +313,17 @@ def _late_host(profile: CostProfile, forward: np.ndarray, backward: np.ndarray) 
 def takes(trace: Trace) -> str:
     """Say how long an iteration takes and, where the profile knows of more, how long its pipeline does,
     which all that follows is about."""
-    if trace.iteration_ns == trace.cost_ns:
-        return f"One iteration takes {format_time(trace.makespan_ns)}"
-    beside = "the rest is gradients, update and what lies between ops"
     whole = f"One iteration takes {format_time(trace.iteration_ns)}"
-    return f"{whole}, its pipeline {format_time(trace.makespan_ns)} ({beside})"
+    if trace.expected_text:
+        whole += f" ({trace.expected_text})"
+    notes = []
+    if trace.cost_ns != trace.makespan_ns:
+        notes.append("iterations chain: one counts as the longest span of a device")
+    if trace.iteration_ns != trace.cost_ns:
+        notes.append("the rest is gradients, update and what lies between ops")
+    if not notes:
+        return whole
+    return f"{whole}, its pipeline {format_time(trace.makespan_ns)} ({'; '.join(notes)})"
 
 
 def path_parts(trace: Trace) -> dict[str, int]:

@@ -29,9 +29,19 @@ _WHOLE = (
 )
 
 
-def _whole(profile: CostProfile) -> str:
-    """Return what the times of the page include, where the profile has costs outside the pipeline."""
-    return f"<p class='what'>{_WHOLE}</p>" if "iteration" in profile.meta else ""
+def _told(profile: CostProfile, marks: str = "") -> str:
+    """Return what the times of the page include, where the profile has costs outside the pipeline, by what measured
+    ones may differ, and what `marks` mean: toss-ups."""
+    whole = _WHOLE if "iteration" in profile.meta else ""
+    spread = f"Times: {profile.spread_text}." if profile.spread_text else ""
+    return "".join(f"<p class='what'>{escape(text)}</p>" for text in (whole, spread, marks) if text)
+
+
+def _toss_ups(between: float | None, than: str, any_is: bool) -> str:
+    """Return what the mark of toss-ups means, where there is any."""
+    if between is None or not any_is:
+        return ""
+    return f"≈: in reality a toss-up with {than}; such differences are ±{between:.1%} off (docs/how-true.md)."
 
 
 class Choice(NamedTuple):
@@ -54,7 +64,7 @@ def comparison_views(found: Comparison) -> list[View]:
     for row in found.rows:
         trace, peak = row.trace, max(row.trace.peak_bytes)
         cells = [
-            time_cell(trace.iteration_ns),
+            _marked(time_cell(trace.iteration_ns), row.is_toss_up),
             share_cell(trace.bubble_rate_flush),
             Cell(trace.peak_text, peak),
             Cell("yes" if trace.fits else "no"),
@@ -69,7 +79,9 @@ def comparison_views(found: Comparison) -> list[View]:
     text = "".join(f"<li>{escape(name)}: {escape(why)}</li>" for name, why in found.refused.items())
     refused = f"<details><summary>Left out</summary><ul>{text}</ul></details>" if text else ""
     limit = limits[-1] if limits else None
-    more = _whole(found.baseline.profile) + refused
+    between = found.baseline.profile.execution_notes["between"]
+    alike = _toss_ups(between, "the fastest", any(row.is_toss_up for row in found.rows))
+    more = _told(found.baseline.profile, alike) + refused
     return _views(heads, rows, _fastest(found), limit_bytes=limit, more=more)
 
 
@@ -92,6 +104,7 @@ def frontier_views(found: Frontier) -> list[View]:
         fixed = ""
         if point.fixed is not None:
             fixed = f"{point.fixed[0]}: {format_time(point.fixed_iteration_ns or 0)}"
+            fixed += " ≈" * point.is_toss_up
         chunks = trace.schedule.shape.chunks
         cells = [
             time_cell(trace.iteration_ns),
@@ -116,6 +129,9 @@ def frontier_views(found: Frontier) -> list[View]:
         for each in found.schedules
     ]
     axis = "memory limit of a device"
+    between = found.profile.execution_notes["between"]
+    marked = any(point.is_toss_up for point in found.points)
+    alike = _toss_ups(between, "the best schedule found under this limit", marked)
     return _views(
         heads,
         rows,
@@ -123,7 +139,7 @@ def frontier_views(found: Frontier) -> list[View]:
         curves=curves if best else [],
         marks=published,
         axis=axis,
-        more=_whole(found.profile),
+        more=_told(found.profile, alike),
     )
 
 
@@ -143,7 +159,7 @@ def advice_views(found: Advice) -> list[View]:
     for row in found.rows:
         cells = [
             Cell(row.schedule),
-            time_cell(row.iteration_ns),
+            _marked(time_cell(row.iteration_ns), found.is_toss_up(row)),
             Cell(f"{row.tokens_per_s:,.0f}", row.tokens_per_s),
             share_cell(row.mfu_causal),
             Cell(format_size(row.peak_bytes), row.peak_bytes),
@@ -159,6 +175,7 @@ def advice_views(found: Advice) -> list[View]:
     ]
     doubts = [found.basis, *found.doubts(found.rows[0])]
     text = "".join(f"<li>{escape(doubt)}</li>" for doubt in doubts)
+    alike = _toss_ups(found.between, "the fastest", any(map(found.is_toss_up, found.rows)))
     return _views(
         heads,
         rows,
@@ -166,7 +183,7 @@ def advice_views(found: Advice) -> list[View]:
         f" {found.rows[0].tokens_per_s:,.0f} tokens/s.",
         marks=marks,
         limit_bytes=found.question.limit_bytes,
-        more=f"{_whole(found.rows[0].profile)}<h3>How sure</h3><ul>{text}</ul>",
+        more=f"{_told(found.rows[0].profile, alike)}<h3>How sure</h3><ul>{text}</ul>",
     )
 
 
@@ -198,6 +215,11 @@ def _enough(rows: Sequence[Choice]) -> str:
         f"The fastest, {format_time(best.time_ns)} per iteration, needs no more than {best.name}. With"
         f" {least.name} an iteration takes {longer:.0%} longer, {format_time(least.time_ns)}."
     )
+
+
+def _marked(cell: Cell, toss_up: bool) -> Cell:
+    """Return a cell with the mark of a toss-up."""
+    return cell._replace(text=f"{cell.text} ≈") if toss_up else cell
 
 
 def _kind(point: Point) -> str:

@@ -148,9 +148,12 @@ def verdict(one: Trace, two: Trace, names: tuple[str, str]) -> str:
         key=lambda part: -part[0] * longer,
     )
     most = [f"{what} ({_signed(by).text})" for by, what in changed[:2] if by * longer > 0]
+    doubt = ""
+    if not is_run_of(two, one) and one.profile.execution_notes == two.profile.execution_notes:
+        doubt = one.profile.toss_up_text(two.iteration_ns / one.iteration_ns - 1)
     return (
         f"{names[1]} takes {format_time(abs(longer))} ({abs(longer) / first:.1%})"
-        f" {'longer' if longer > 0 else 'less'} than {names[0]}, mostly {' and '.join(most)}."
+        f" {'longer' if longer > 0 else 'less'} than {names[0]}, mostly {' and '.join(most)}{doubt}."
     )
 
 

@@ -77,6 +77,10 @@ def measures(trace: Trace) -> str:
         shown.insert(1, ("cost_ns", "longest device", format_time(trace.cost_ns)))
     if pipeline_name(trace) == PIPELINE:
         shown.insert(0, ("iteration_ns", "time per iteration", format_time(trace.iteration_ns)))
+    if trace.iteration_interval_ns is not None:
+        low, high = map(format_time, trace.iteration_interval_ns)
+        name = f"time per iteration in {trace.profile.like_it}"
+        shown.insert(1, ("iteration_interval_ns", name, f"{low} to {high}"))
     if trace.offloaded:
         shown += [
             ("offloaded", f"of {activations:,} activations offloaded", f"{trace.offloaded:,}"),

@@ -229,6 +229,15 @@ class Trace:
         return low, high
 
     @property
+    def expected_text(self) -> str:
+        """That interval in words; empty where it is not known."""
+        interval = self.iteration_interval_ns
+        if interval is None:
+            return ""
+        low, high = map(format_time, interval)
+        return f"{low} to {high} in {self.profile.like_it}"
+
+    @property
     def bubble_rate(self) -> float:
         """(max span - busy) / max span, busy being the busiest device's: the published definition
         (Zero Bubble, table 5)."""

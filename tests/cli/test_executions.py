@@ -75,6 +75,25 @@ def test_compare_marks_what_is_a_toss_up(here) -> None:
     assert "≈ a toss-up with the fastest" in here("compare p.yaml -m 8 --schedules zb-h1,zb-h2").out
 
 
+def test_tables_say_by_what_times_may_be_off(here) -> None:
+    off = (
+        "measured ones are 0.94 to 1.06 times these in four of five runs as megatron-lm issues them"
+    )
+    for line in (
+        "compare p.yaml -m 8 --schedules 1f1b,zb-h1",
+        "frontier p.yaml -m 8 --limits 1GiB --engine adaoffload --time-limit 1",
+    ):
+        assert off in here(f"{line} --execution megatron-lm").out
+        assert "measured ones are" not in here(line).out
+
+
+def test_what_noise_costs_is_told_with_the_error_of_the_replay(here) -> None:
+    line = "solve p.yaml -m 4 --noise 5% --samples 20 --time-limit 2 --execution megatron-lm --no-cache"
+    text = here(line).out
+    assert "in four of five runs as megatron-lm issues them" in text
+    assert "in reality a toss-up: such differences are ±4.0% off" in text
+
+
 def test_iterations_that_chain_count_by_their_span(here) -> None:
     rows = here("compare p.yaml -m 8 --schedules 1f1b,zb-h2 --execution zero-bubble-a100 --json")
     for row in rows.json["rows"]:

@@ -323,6 +323,11 @@ def test_compare_chart_has_a_bar_per_row_and_hatches_what_does_not_fit() -> None
     assert "no" in labels(times)
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend[-2:] == ["limit 350 B", "does not fit"]
+    assert "≈" not in labels(times)
+    alike = compare_chart([row(), row(schedule="zb-h1", toss_up=True)])
+    assert labels(alike.axes[0]).count("≈") == 1
+    told = [text.get_text() for text in alike.legends[0].get_texts()]
+    assert "≈ a toss-up with the fastest" in told
 
 
 def test_one_huge_peak_does_not_flatten_the_other_bars() -> None:

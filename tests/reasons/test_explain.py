@@ -14,9 +14,11 @@ from optpipe_sim import CostProfile, Schedule, Trace, build, simulate
 from optpipe_sim.errors import Deadlock, OptPipeError
 from optpipe_sim.execution import load_execution, shipped_names
 from optpipe_sim.ops import parse_op
+from optpipe_sim.reasons.data import explain_data
 from optpipe_sim.reasons.explain import Step, critical_path, explain, idle, path_parts, why
 from optpipe_sim.reasons.hints import diagnoses, hints
 from optpipe_sim.trace import CAUSES
+from optpipe_sim.units import format_time
 
 MS = 1_000_000
 
@@ -265,6 +267,20 @@ def test_hints_are_in_times_of_an_iteration() -> None:
     # 1F1B: 33 / (1 - 0.5) + 10 ms
     assert found.time_ns == 2 * other.makespan_ns + 10 * MS
     assert found.gain == pytest.approx(1 - found.time_ns / (76 * MS))
+
+
+def test_an_iteration_is_told_with_its_interval_and_as_the_trainer_counts_it() -> None:
+    long = unit_profile(4).scale(20)
+    profile = replace(long, execution=load_execution("zero-bubble-a100"))
+    trace = simulate(build("zb-h2", profile, 8), profile)
+    assert trace.iteration_ns == max(trace.span_ns) < trace.makespan_ns
+    low, high = map(format_time, trace.iteration_interval_ns)
+    told = explain(trace)
+    assert told.startswith(
+        f"One iteration takes {format_time(trace.iteration_ns)} ({low} to {high} in four of five runs as zero-bubble-a100"
+        f" issues them), its pipeline {format_time(trace.makespan_ns)} (iterations chain"
+    )
+    assert explain_data(trace)["iteration_interval_ns"] == list(trace.iteration_interval_ns)
 
 
 def test_the_report() -> None:

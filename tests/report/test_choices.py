@@ -92,6 +92,37 @@ def test_compare_shows_every_schedule_and_opens_each(cli: Any) -> None:
     assert f"Fastest that fits: {best['schedule']}, " in page.text
 
 
+def test_pages_give_intervals_and_mark_toss_ups(cli: Any) -> None:
+    issued = "--execution megatron-lm"
+    line = f"compare p.yaml -m 64 --schedules zb-h1,zb-h2 {issued}"
+    found = cli(f"{line} --report F.html --json").json["rows"]
+    page = written()
+    marked = [row[0][0] for row in page.rows("choices") if row[1][0].endswith("≈")]
+    assert marked == [row["schedule"] for row in found if row["toss_up"]]
+    assert marked
+    assert "such differences are ±4.0% off" in page.text
+    assert (
+        "measured ones are 0.94 to 1.06 times these in four of five runs as megatron-lm"
+        in page.text
+    )
+    one = cli(f"simulate p.yaml --schedule zb-h1 -m 8 {issued} --report F.html --json").json
+    assert json.loads(written().tiles["iteration_interval_ns"]) == one["iteration_interval_ns"]
+
+
+def test_a_page_of_two_schedules_says_that_their_difference_is_a_toss_up() -> None:
+    from optpipe_sim import build, load_profile, simulate
+
+    profile = load_profile({**PROFILE, "execution": "megatron-lm"})
+    one, two, far = (
+        simulate(build(name, profile, 64), profile)
+        for name in ("zb-h1", "zb-h2", "gpipe:recompute=" + HOSTILE)
+    )
+    told = "in reality a toss-up: such differences are ±4.0% off"
+    assert abs(two.iteration_ns / one.iteration_ns - 1) < 0.04
+    assert told in Report.of(one, against=two).html
+    assert told not in Report.of(one, against=far).html
+
+
 def test_a_page_that_would_be_too_large_leaves_lanes_out(
     cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ...units import counted, format_size, format_time, parse_size, size_above, size_text
 from ..options.fields import as_given
-from .show import Out
+from .show import Out, spread
 
 if TYPE_CHECKING:
     from ...solvers.frontier import Frontier, Point
@@ -48,6 +48,7 @@ def show_frontier(
     if beside:
         text = "time: of an iteration; bubble, bound and gap are those of its pipeline"
         out.text(text, style="dim")
+    spread(out, curve.profile)
     alike = next((point for point in curve.points if point.is_toss_up), None)
     if alike is not None and alike.result is not None and alike.result.trace is not None:
         notes = alike.result.trace.profile.execution_notes

@@ -238,15 +238,10 @@ def _show_stash(out: Out, profile: CostProfile) -> None:
         )
 
 
-def expected(trace: Trace) -> str:
-    """Return within which times four of five measured iterations are; empty where that is not known."""
-    interval = trace.iteration_interval_ns
-    if interval is None:
-        return ""
-    low, high = map(format_time, interval)
-    notes = trace.profile.execution_notes
-    runs = "runs like it" if notes["common"] is None else f"runs as {notes['name']} issues them"
-    return f"{low} to {high} in four of five {runs}"
+def spread(out: Out, profile: CostProfile) -> None:
+    """Print by what measured times may differ from those of an answer; nothing where that is not known."""
+    if profile.spread_text:
+        out.text(f"times: {profile.spread_text}", style="dim")
 
 
 def issued(out: Out, profile: CostProfile) -> None:
@@ -263,7 +258,7 @@ def times(out: Out, trace: Trace, more: Text | None = None) -> None:
     span = "" if trace.objective == "flush" else " of the longest device"
     all_of_it = trace.iteration_ns == trace.cost_ns
     whole = f"{format_time(trace.iteration_ns)}{span if all_of_it else ''}"
-    whole = ", ".join(filter(None, (whole, expected(trace))))
+    whole = ", ".join(filter(None, (whole, trace.expected_text)))
     out.line("time per iteration", Text(whole, "bold").append(more or Text()))
     if not all_of_it:
         rest = f"{format_time(trace.cost_ns)}{span}; the rest: gradients, update, between ops"

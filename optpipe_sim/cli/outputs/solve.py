@@ -220,12 +220,7 @@ def _against(trace: Trace, fixed: Best | None) -> Text:
         which = "the fastest of the published schedules that fit and were tried"
     what = f"{name}, {which} ({format_time(other.iteration_ns)}"
     what += ")" if chunks == trace.schedule.shape.chunks else f", with {chunks} chunks per device)"
-    doubt = ""
-    if trace.profile.is_toss_up(ratio - 1):
-        between = trace.profile.execution_notes["between"]
-        doubt = (
-            f"; in reality a toss-up: such differences are ±{between:.1%} off (docs/how-true.md)"
-        )
+    doubt = trace.profile.toss_up_text(ratio - 1)
     if ratio >= 1:
         return Text(f"{ratio:.3f}× as fast as {what}{doubt}", "green")
     return Text(f"slower than {what}{doubt}", "yellow")

@@ -274,7 +274,7 @@ def _show(out: Out, found: Advice, best: Row) -> None:
 
 def _show_best(out: Out, found: Advice, best: Row) -> None:
     """Print what the best plan's time is made of, how sure its prediction is, and what other plans give."""
-    from ...outputs.show import expected, fullest_text, issued
+    from ...outputs.show import fullest_text, issued
 
     text = parts_text(found.parts(best))
     out.labelled("shares of its iteration", text)
@@ -285,7 +285,7 @@ def _show_best(out: Out, found: Advice, best: Row) -> None:
         out.labelled(f"memory of rank {fullest[0]}, the fullest", fullest[1])
     text = f"MFU: {MFU_COUNTS}; with every score {best.mfu:.1%} for the best"
     out.text(text, style="dim")
-    sure = "; ".join(filter(None, (expected(best.trace), found.basis)))
+    sure = "; ".join(filter(None, (best.trace.expected_text, found.basis)))
     out.labelled("how sure", sure)
     if any(map(found.is_toss_up, found.rows)):
         out.text(

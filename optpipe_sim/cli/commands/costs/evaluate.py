@@ -298,7 +298,7 @@ def _lighter(found: Evaluation, again: Callable[..., Evaluation]) -> list[str]:
 def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
     from rich.text import Text
 
-    from ...outputs.show import expected, fullest_text, issued, warn
+    from ...outputs.show import fullest_text, issued, warn
     from ...outputs.verdict import remedies, verdict
     from .advise import MFU_COUNTS, parts_text
 
@@ -351,7 +351,7 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
         out.labelled(f"memory of rank {fullest[0]}, the fullest", fullest[1])
     text = f"MFU: {MFU_COUNTS}; TFLOP/s as Megatron-LM logs them, with every score"
     out.text(text, style="dim")
-    sure = "; ".join(filter(None, (expected(row.trace), found.advice.basis)))
+    sure = "; ".join(filter(None, (row.trace.expected_text, found.advice.basis)))
     out.labelled("how sure", sure)
     issued(out, row.trace.profile)
     for text in (*found.advice.doubts(row), *found.findings()):

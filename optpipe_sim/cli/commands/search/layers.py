@@ -74,6 +74,7 @@ def _show(out: Out, found: LayersResult, files: dict[str, str]) -> None:
     if found.saved > 0:
         text = f"{found.saved:.2%} less time than the best found with the given layout"
         text += f" ({runs(list(map(str, found.given_counts)))} items: {format_time(given.trace.iteration_ns)})"
+        text += trace.profile.toss_up_text(found.saved)
         if found.surely_saved:
             text += f"; {found.surely_saved:.2%} less than any schedule of that, proven"
     out.line("saved", text)

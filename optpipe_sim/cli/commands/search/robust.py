@@ -88,7 +88,8 @@ def _show(
     what = "mean time" if result.quantile is None else f"{result.quantile:.0%} quantile"
     time = Text(format_time(objective_ns), "bold")
     out.line(what, time.append(f", by {result.found_by} of {result.tried} candidates", "dim"))
-    gain = f" ({nominal_ns / objective_ns - 1:.2%} more)"
+    more = nominal_ns / objective_ns - 1
+    gain = f" ({more:.2%} more{profile.toss_up_text(more)})"
     out.line("best without noise", f"{format_time(nominal_ns)}{gain}")
     bound = show.bound_text(result.lower_bound_ns, result.trace)
     out.line("proven", f"at most {result.gap:.2%} above {bound} ({result.bound_name})")
@@ -97,7 +98,8 @@ def _show(
         "10% .. 50% .. 90%",
         " .. ".join(format_time(whole(spread[p])) for p in ("0.1", "0.5", "0.9")),
     )
-    out.line("as profiled", format_time(result.trace.iteration_ns))
+    nominal = (format_time(result.trace.iteration_ns), result.trace.expected_text)
+    out.line("as profiled", ", ".join(filter(None, nominal)))
     out.line("peak memory", show.peak_text(result.trace))
     show.order(out, result.trace)
     if result.trace.offloaded:
