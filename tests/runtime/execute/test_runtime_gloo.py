@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -327,18 +326,32 @@ def test_a_rank_that_is_killed(mortal: Ranks):
     assert fault(mortal, task) == "rank 1 died (killed by SIGKILL); its last op was F1.3"
 
 
-def test_ranks_are_told_who_started_them(monkeypatch):
-    """A rank that loads torch while its parent is killed would take whoever adopts it for its parent."""
-    told = []
+def test_no_rank_is_left_where_the_caller_is_killed_while_torch_loads():
+    code = (
+        "import os, optpipe_sim.runtime.execute.launch as launch; begin = launch.start_python;"
+        "def die(*words, **options):\n"
+        "    print(begin(*words, **options).pid, flush=True); os.kill(os.getpid(), 9)\n"
+        "launch.start_python = die; launch.Ranks(2)._start('json')"
+    ).replace(";def", "\ndef")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    (loading,) = [int(word) for word in done.stdout.split()]
+    ends = time.monotonic() + 60
+    while is_running(loading) and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert not is_running(loading)
 
-    def watched(module: str, words: Sequence[object], *_: object, **__: object) -> None:
-        told.append(words[0])
-        raise RuntimeFault("not started")
 
-    monkeypatch.setattr("optpipe_sim.runtime.execute.launch.start_python", watched)
-    with Ranks(2) as ranks, pytest.raises(RuntimeFault):
-        ranks.run(Task(Case(offloaded().schedule, profile_of(GPT, 2))))
-    assert told == [os.getpid()]
+def test_ranks_that_cannot_start_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "broken_tasks.py").write_text("raise SystemError('no such machine')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with (
+        Ranks(2) as ranks,
+        pytest.raises(
+            RuntimeFault,
+            match=r"ranks: cannot be started \(exit status 1\); it said: SystemError: no such",
+        ),
+    ):
+        ranks._start("broken_tasks")
 
 
 def test_ranks_end_with_the_process_that_started_them(tmp_path: Path):
