@@ -30,11 +30,19 @@ class PlainPlan(NamedTuple):
 
     def to_json(self, best: Trace) -> dict[str, Any]:
         """Return it as plain data beside the best plan: ``plainest`` of ``solve --json``."""
+        slower = self.trace.iteration_ns / best.iteration_ns - 1
+        interval, difference = (
+            self.trace.iteration_interval_ns,
+            best.profile.difference_interval(slower),
+        )
         return {
             "schedule": self.name,
             "iteration_ns": self.trace.iteration_ns,
+            "iteration_interval_ns": interval and list(interval),
             "peak_bytes": max(self.trace.peak_bytes),
-            "slower": self.trace.iteration_ns / best.iteration_ns - 1,
+            "slower": slower,
+            "difference_interval": difference and list(difference),
+            "toss_up": best.profile.is_toss_up(slower),
         }
 
 

@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from math import exp
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ SPARE = 0.03  # of a limit: who leaves so much has memory left
 # rest, as a few per cent between equal stages are usual. `COPIES`: PCIe links of one kind are given with 21 to 50 GB/s.
 # `MESSAGES`, `OVERHEAD`: the fits of the executions that ship differ by as much. Assumed, not fitted.
 LAYERS, COPIES, MESSAGES, OVERHEAD = 0.02, 0.4, 0.4, 0.4
+QUANTILE = 1.2816  # standard deviations that hold four of five values
+PAIRS = 8  # of errors of the replay, in each draw
 PARTS = 64  # of the model, from the first layer to the last, each with a factor of its own
 
 
@@ -55,9 +58,9 @@ class Standing(NamedTuple):
 
     Attributes:
         plan: its name and its replay at the given costs.
-        regret: how much longer it takes than the fastest of the plans, the mean over the draws; `worst`:
-            the most in any.
-        first: the share of the draws in which no other is faster.
+        regret: how much longer it takes than the fastest of the plans, the mean over the draws of costs and of the replay's
+            errors; `worst`: the most in any.
+        first: the share of these in which no other is faster.
     """
 
     plan: PlainPlan
@@ -125,12 +128,16 @@ def drawn(profile: CostProfile, draw: Draw) -> CostProfile:
 
 
 def standings(
-    plans: Sequence[PlainPlan], profiles: Sequence[CostProfile], seed: int = 0
+    plans: Sequence[PlainPlan],
+    profiles: Sequence[CostProfile],
+    seed: int = 0,
+    between: float = 0.0,
 ) -> tuple[list[Standing], int]:
-    """Return how each of some plans stands when costs are off, and in how many draws they were compared.
+    """Return how each of some plans stands when costs are off, and the replay, and in how many draws they were compared.
 
     Args:
         profiles: of each plan. All have the same execution; what is drawn is the same for all plans.
+        between: what four of five errors of the difference between two plans are within.
     """
     ops = sum(len(plan.trace.schedule) for plan in plans)
     some = draws(profiles[0], min(DRAWS, max(FEWEST_DRAWS, MOST_OPS // ops)), seed)
@@ -141,17 +148,30 @@ def standings(
     ]
     own = {key: profile.for_shape(key[1]) for key, profile in zip(keys, profiles, strict=True)}
     lost: list[list[float]] = [[] for _ in plans]
+    chance = random.Random(seed)
     for draw in some:
+        errors = _errors(chance, len(plans), between)
         costs = {key: drawn(profile, draw) for key, profile in own.items()}
         times = [_time(plan, costs[key]) for plan, key in zip(plans, keys, strict=True)]
-        least = min(times)
-        for regrets, time in zip(lost, times, strict=True):
-            regrets.append(0.0 if time == least else time / least - 1)
+        for error in errors:
+            true = [time * factor for time, factor in zip(times, error, strict=True)]
+            least = min(true)
+            for regrets, time in zip(lost, true, strict=True):
+                regrets.append(0.0 if time == least else time / least - 1)
     found = [
         Standing(plan, fmean(each), max(each), sum(one == 0 for one in each) / len(each))
         for plan, each in zip(plans, lost, strict=True)
     ]
     return found, len(some)
+
+
+def _errors(chance: random.Random, plans: int, between: float) -> list[list[float]]:
+    """Draw factors of the times of plans, each as likely as its inverse, so that the mean of a difference stays."""
+    if not between:
+        return [[1.0] * plans]
+    sigma = between / QUANTILE / 2**0.5
+    found = [[chance.gauss(0, sigma) for _ in range(plans)] for _ in range(PAIRS)]
+    return [[exp(sign * error) for error in one] for one in found for sign in (1, -1)]
 
 
 def _time(plan: PlainPlan, profile: CostProfile) -> float:
@@ -208,7 +228,7 @@ def beside(
     near.sort(key=lambda one: one.trace.iteration_ns)
     own = PlainPlan(len(plain) * 2 + 2, name, best)
     compared = [own, *near[:MOST_PLANS]]
-    found, count = standings(compared, [profile] * len(compared))
+    found, count = standings(compared, [profile] * len(compared), between=toss_up(best))
     steady = steadiest(found, limits)
     return Beside(plainest(plain, best), found[0], steady, len(found), count)
 

@@ -87,6 +87,23 @@ def test_regrets_are_those_of_replays() -> None:
     assert found[0].first > 0.8 > 0.2 > found[1].first
 
 
+def test_the_error_of_the_replay_is_in_the_regrets_and_takes_no_side() -> None:
+    """Of two plans 2 % apart, whose difference may be 4 % off, neither is surely the faster; the mean of their difference
+    stays."""
+    profile = unit_profile(4, stages=STAGE)
+    plans = [_plan(profile, "1f1b"), _plan(profile, "zb-h1")]
+    sure, count = standings(plans, [profile] * 2)
+    apart, again = standings(plans, [profile] * 2, between=0.3)
+    assert count == again
+    (least, most), (fast, slow) = (
+        sorted(one.regret for one in sure),
+        sorted(one.regret for one in apart),
+    )
+    assert least < fast
+    assert slow - fast == pytest.approx(most - least, abs=0.03)
+    assert all(0 < one.first < 1 for one in apart)
+
+
 def test_of_plans_alike_the_one_with_memory_left_and_then_the_plainest() -> None:
     profile = unit_profile(4, stages=STAGE)
     plan = _plan(profile, "1f1b")
@@ -118,6 +135,11 @@ def test_solve_names_the_plan_to_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert 0 <= told["regret"] <= told["worst_regret"]
     assert told["regret"] <= told["regret_of_best"] + ALIKE
     assert told["plans"] > 1
+    for one in (told, answer["plainest"]):
+        longer = one["iteration_ns"] / answer["iteration_ns"] - 1
+        off = IDEAL.between
+        assert one["difference_interval"] == pytest.approx([longer - off, longer + off])
+        assert one["toss_up"] == (longer <= off)
     assert told["draws"] == 48
     if told["schedule"] != "this plan":
         again = simulate(build(told["schedule"], profile, 8), profile)

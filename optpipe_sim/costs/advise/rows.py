@@ -257,7 +257,7 @@ class Advice:
         if len(near) == 1 or sum(len(row.trace.schedule) for row in near) > MOST_OPS:
             return None
         plans = [PlainPlan(_fanciness(row), str(at), row.trace) for at, row in enumerate(near)]
-        found, draws = standings(plans, [row.profile for row in near])
+        found, draws = standings(plans, [row.profile for row in near], between=self.between)
         one = steadiest(found, near[0].trace.memory_limit)
         return Steady(near[int(one.plan.name)], one.regret, found[0].regret, len(near), draws)
 
