@@ -93,7 +93,8 @@ class Nearest:
         before, after = self.before.makespan_ns, self.after.makespan_ns
         text = f"{self.name} takes {format_time(after)} (before: {format_time(before)},"
         text += f" {self.slower:+.1%}), peak {format_size(max(self.after.peak_bytes))}"
-        return text + ("" if self.after.fits else ", and does not fit the memory")
+        text += "" if self.after.fits else ", and does not fit the memory"
+        return text + (self.before.profile.toss_up_text(self.slower) if self.lost else "")
 
 
 def _measures(trace: Trace) -> dict[str, Any]:

@@ -120,6 +120,9 @@ def difference_table(one: Trace, two: Trace, names: tuple[str, str]) -> str:
 def time_rows(one: Trace, two: Trace) -> list[tuple[str, float, float]]:
     """Return the parts of the pipeline's time in ns, as means over the devices; the last row is their sum."""
 
+    names = {pipeline_name(trace) for trace in (one, two)}
+    name = PIPELINE if len(names) > 1 else names.pop()
+
     def parts(trace: Trace) -> dict[str, float]:
         devices = trace.schedule.shape.devices
         again = sum(trace.recompute_ns) / devices
@@ -129,7 +132,7 @@ def time_rows(one: Trace, two: Trace) -> list[tuple[str, float, float]]:
             "computing": computing,
             "recomputing": again,
             **idle,
-            pipeline_name(trace): trace.makespan_ns,
+            name: trace.makespan_ns,
         }
 
     first, second = parts(one), parts(two)
@@ -138,19 +141,20 @@ def time_rows(one: Trace, two: Trace) -> list[tuple[str, float, float]]:
 
 def verdict(one: Trace, two: Trace, names: tuple[str, str]) -> str:
     """Return which trace is faster, and the two parts of the iteration that contribute most to it."""
-    *parts, (_, first, second) = time_rows(one, two)
+    *parts, (name, first, second) = time_rows(one, two)
     longer = second - first
     if not longer:
-        per = "in the pipeline" if pipeline_name(one) == PIPELINE else "per iteration"
+        per = "in the pipeline" if name == PIPELINE else "per iteration"
         return f"Both take {format_time(first)} {per}."
     changed = sorted(
         ((after - before, what) for what, before, after in parts),
         key=lambda part: -part[0] * longer,
     )
     most = [f"{what} ({_signed(by).text})" for by, what in changed[:2] if by * longer > 0]
-    doubt = ""
+    doubt, slower = "", two.iteration_ns / one.iteration_ns - 1
     if not is_run_of(two, one) and one.profile.execution_notes == two.profile.execution_notes:
-        doubt = one.profile.toss_up_text(two.iteration_ns / one.iteration_ns - 1)
+        doubt = f"; an iteration takes {slower:+.1%}" if name == PIPELINE else ""
+        doubt += one.profile.toss_up_text(slower)
     return (
         f"{names[1]} takes {format_time(abs(longer))} ({abs(longer) / first:.1%})"
         f" {'longer' if longer > 0 else 'less'} than {names[0]}, mostly {' and '.join(most)}{doubt}."

@@ -53,8 +53,9 @@ PIPELINE = "pipeline time"
 
 
 def pipeline_name(trace: Trace) -> str:
-    """Return the name of the makespan: it is all of an iteration where the profile knows of nothing beside it."""
-    return "time per iteration" if trace.iteration_ns == trace.cost_ns else PIPELINE
+    """Return the name of the makespan: it is all of an iteration where the profile knows of nothing beside it, and
+    iterations do not chain."""
+    return "time per iteration" if trace.iteration_ns == trace.makespan_ns else PIPELINE
 
 
 def measures(trace: Trace) -> str:

@@ -13,6 +13,7 @@ from unit_profiles import unit_profile
 
 from optpipe_sim import Schedule, Shape, build, simulate
 from optpipe_sim.errors import InvalidSchedule, OptPipeError
+from optpipe_sim.frameworks import nearest
 from optpipe_sim.frameworks.losses import cost_of, leave_out, losses_of, most_held
 from optpipe_sim.frameworks.torch_csv import (
     _TO_TORCH,
@@ -252,3 +253,12 @@ def test_bad_csv_is_one_clear_line(text: str, problem: str) -> None:
 def test_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(OptPipeError, match="no such file"):
         load_torch_csv(tmp_path / "none.csv")
+
+
+def test_what_a_framework_costs_says_whether_it_is_a_toss_up() -> None:
+    """The bubble of 1F1B is 9 ms of 33 with 8 microbatches, and of 201 with 64; ZB-H1's a third of that."""
+    profile = unit_profile(4)
+    for m, unsure in ((8, False), (64, True)):
+        split, whole = (build(name, profile, m) for name in ("zb-h1", "1f1b"))
+        told = nearest.compare(split, whole, "1f1b", profile).cost()
+        assert ("in reality a toss-up: such differences are ±5.4% off" in told) is unsure

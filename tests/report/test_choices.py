@@ -109,6 +109,21 @@ def test_pages_give_intervals_and_mark_toss_ups(cli: Any) -> None:
     assert json.loads(written().tiles["iteration_interval_ns"]) == one["iteration_interval_ns"]
 
 
+def test_a_page_counts_iterations_that_chain_as_the_trainer_does() -> None:
+    from optpipe_sim import build, load_profile, simulate
+
+    slow = {"t_f_ms": 9, "t_b_ms": 9, "t_w_ms": 9, "act_bytes": 100, "w_bytes": 50}
+    profile = load_profile({**PROFILE, "stages": slow, "execution": "zero-bubble-a100"})
+    plain, chained = (simulate(build(name, profile, 8), profile) for name in ("1f1b", "zb-h2"))
+    assert chained.iteration_ns < chained.makespan_ns
+    told = Page(Report.of(chained).html).tiles
+    assert told["iteration_ns"] == str(chained.iteration_ns)
+    both = Page(Report.of(plain, against=chained).html)
+    assert f"an iteration takes {chained.iteration_ns / plain.iteration_ns - 1:+.1%}" in both.text
+    (*_, last) = both.rows("difference")
+    assert last[0][0] == "pipeline time"
+
+
 def test_a_page_of_two_schedules_says_that_their_difference_is_a_toss_up() -> None:
     from optpipe_sim import build, load_profile, simulate
 

@@ -309,8 +309,8 @@ def _show_best(out: Out, found: Advice, best: Row) -> None:
         what = f"{plain.schedule} (v {plain.choice.chunks}) on {plain.choice}, zero {plain.choice.zero}"
         out.labelled(
             "plainest",
-            f"{what}, recompute {plain.choice.recompute}: {slower:.1%} slower, in"
-            f" {format_size(plain.peak_bytes)}",
+            f"{what}, recompute {plain.choice.recompute}: {slower:.1%} slower"
+            f"{' (a toss-up)' if slower <= found.between else ''}, in {format_size(plain.peak_bytes)}",
         )
     if found.steady is not None:
         out.labelled("to run", _steady(found, best))
