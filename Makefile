@@ -9,8 +9,11 @@ endif
 
 VENV := .venv
 BIN := $(VENV)/bin
-# bytecode as modules are imported: of most packages a few are
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# Bytecode is made on all cores, and as they are imported of large packages of which tests import a part: pip's own way
+# takes a minute longer.
+PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
+PARTLY := torch|transformers|sympy|networkx|pip|selenium|dask|distributed|huggingface_hub|debugpy|mypy|mypyc|IPython|jedi|trio
+BYTECODE := $(BIN)/python -m compileall -qq -j 0 -x '/site-packages/($(PARTLY))/' $(VENV)/lib
 RUN := $(VENV)/.ready-to-run
 DEV := $(VENV)/.ready-to-test
 
@@ -55,11 +58,13 @@ $(BIN)/python:
 $(RUN): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing optpipe_sim into .venv (the first time: about a minute) ..."
 	@$(PIP) -e .
+	@$(BYTECODE) || true  # not all files in packages are for this Python
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing optpipe_sim with what its tests need, torch among it, into .venv (the first time: some minutes) ..."
 	@$(PIP) -e '.[dev,torch]'
+	@$(BYTECODE) || true
 	@touch $@ $(RUN)
 
 demo: $(RUN)
