@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -210,3 +211,14 @@ def test_layers_that_are_moved_for_torchtitan_cost_what_backwards_apart_do() -> 
     alone = simulate(moved.schedule, given.with_layout(counts), enforce=False)
     assert moved.iteration_ns == alone.iteration_ns
     assert moved.profile.execution_notes["name"] == "apart"
+
+
+def test_a_plan_that_fills_an_estimated_memory_names_the_margin(here) -> None:
+    given = load_profile("p.yaml")
+    save_profile(replace(given, meta={"doubt": {"interval": [0.9, 1.2]}}), "estimated.yaml")
+    told = "estimated peaks are 2.5% off in the median: --margin memory=5%"
+    solve = "-m 8 --time-limit 1 --engine adaoffload --no-cache --memory-limit"
+    assert told in here(f"solve estimated.yaml {solve} 405MiB").out
+    assert told not in here(f"solve estimated.yaml {solve} 500GiB").out
+    assert told not in here(f"solve estimated.yaml {solve} 405MiB --margin memory=1%").out
+    assert told not in here(f"solve p.yaml {solve} 405MiB").out

@@ -234,6 +234,8 @@ def _hints(
     fixed: Best | None,
 ) -> None:
     """Suggest the next commands."""
+    from ...costs.advise.rows import MEMORY_ERROR, ROOM
+
     trace = result.trace
     assert trace is not None
     path, m = shlex.quote(arguments.profile), arguments.microbatches
@@ -249,11 +251,24 @@ def _hints(
         out.next(f"explain {saved} {path}{under}", code=True)
     elif not arguments.save:
         out.next("keep it with --save best.json, draw it with --gantt gantt.png")
+    left = _left(trace)
+    if left < ROOM and "doubt" in profile.meta and arguments.margin is None:
+        out.next(
+            f"{format_size(round(left * max(trace.memory_limit or ())))} of the limit are left, and estimated peaks are"
+            f" {MEMORY_ERROR:.1%} off in the median: --margin memory={ROOM:.0%}"
+        )
     least = max(profile.least_limits)
     if profile.memory_limit and max(profile.memory_limit) > least:
         top = max(profile.memory_limit)
         sizes = ":".join(map(size_text, _steps(least, top)))
         out.next(f"frontier {path} -m {m} --limits {sizes}", code=True)
+
+
+def _left(trace: Trace) -> float:
+    """Return the share of its limit that the fullest device leaves; 1 without a limit."""
+    limits = trace.memory_limit or ()
+    shares = (1 - peak / limit for peak, limit in zip(trace.peak_bytes, limits, strict=False))
+    return min(shares, default=1.0)
 
 
 def _steps(least: int, top: int) -> tuple[int, int, int]:
