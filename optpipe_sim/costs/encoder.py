@@ -47,7 +47,7 @@ def with_encoder(profile: CostProfile, encoder: CostProfile) -> CostProfile:
     model = {"name": f"{_model(profile)} behind {_model(encoder)}"}
     meta |= {
         "model": model,
-        "doubt": Doubt(None, None, None, 0, UNKNOWN, ("an encoder",)).to_json(),
+        "doubt": _doubt(profile, encoder).to_json(),
         "encoder": {
             "model": encoder.meta.get("model"),
             "work": encoder.meta.get("work"),
@@ -59,6 +59,14 @@ def with_encoder(profile: CostProfile, encoder: CostProfile) -> CostProfile:
     }
     name = f"{profile.name}-behind-{_model(encoder)}"
     return replace(profile, name=name, items=(first, *layers, *rest), meta=meta).with_layout(counts)
+
+
+def _doubt(profile: CostProfile, encoder: CostProfile) -> Doubt:
+    """Return the doubt of both: what no run had makes a time no surer than those of the two are alone."""
+    said = (one.meta.get("doubt") for one in (profile, encoder))
+    known = [one["interval"] for one in said if isinstance(one, Mapping) and one.get("interval")]
+    interval = (min(low for low, _ in known), max(high for _, high in known)) if known else None
+    return Doubt(None, None, None, 0, UNKNOWN, ("an encoder",), interval)
 
 
 def _named(item: Item) -> Item:

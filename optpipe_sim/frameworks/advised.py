@@ -181,6 +181,7 @@ def _megatron(found: Advice, seconds: float, fixed: bool) -> tuple[dict[str, Any
         "told_peak_bytes": row.peak_bytes,
         "told_layers": _layers(plan),
         "options": plan.options(),
+        "environment": plan.environment(),
         "command": plan.command(),
         "notes": list(notes),
     }

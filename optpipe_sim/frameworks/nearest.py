@@ -89,17 +89,19 @@ class Nearest:
         return " and ".join(step.thing for step in self.lost)
 
     def cost(self) -> str:
-        """Return the cost of the losses, in a sentence."""
-        before, after = self.before.makespan_ns, self.after.makespan_ns
+        """Return the cost of the losses in time per iteration and memory, in a sentence."""
+        before, after = self.before.iteration_ns, self.after.iteration_ns
         text = f"{self.name} takes {format_time(after)} (before: {format_time(before)},"
-        text += f" {self.slower:+.1%}), peak {format_size(max(self.after.peak_bytes))}"
+        slower = after / before - 1
+        text += f" {slower:+.1%}), peak {format_size(max(self.after.peak_bytes))}"
         text += "" if self.after.fits else ", and does not fit the memory"
-        return text + (self.before.profile.toss_up_text(self.slower) if self.lost else "")
+        return text + (self.before.profile.toss_up_text(slower) if self.lost else "")
 
 
 def _measures(trace: Trace) -> dict[str, Any]:
     return {
         "schedule": trace.schedule.meta.get("name", "schedule"),
+        "iteration_ns": trace.iteration_ns,
         "makespan_ns": trace.makespan_ns,
         "peak_bytes": list(trace.peak_bytes),
         "fits": trace.fits,

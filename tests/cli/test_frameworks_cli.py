@@ -14,6 +14,7 @@ from pages import Page
 
 from optpipe_sim import Schedule, load_profile
 from optpipe_sim.frameworks import advised
+from optpipe_sim.units import format_time
 
 STAGE = {
     "t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 100, "w_bytes": 50, "layers": 2,
@@ -54,6 +55,26 @@ def test_megatron(cli) -> None:
     answer = cli(f"{line} --offload-modules mlp_norm,expert_fc1").json
     assert answer["environment"] == {"NVTE_CPU_OFFLOAD_V1": "1"}
     assert "--offload-modules mlp_norm expert_fc1 " in answer["command"]
+
+
+def test_the_line_to_paste_comes_with_its_variables_and_the_time_of_an_iteration(cli) -> None:
+    model = "--model llama3-8b --machine h100 --devices 8 --tp 2"
+    cli(f"estimate {model} --save p.yaml")
+    variable = "CUDA_DEVICE_MAX_CONNECTIONS=1"  # else Megatron-LM does not start on H100s
+    lines = cli("export 1f1b p.yaml -m 8 --format megatron -o x.yaml").out.splitlines()
+    assert lines[0].split()[:2] == ["environment", f"{variable}:"]
+    assert lines[1].startswith("--tensor-model-parallel-size 2")
+    assert variable in cli("solve p.yaml -m 8 --family megatron --time-limit 1").out
+    advised = "--gpus 8 --tp 2 --pp 4 --global-batch 8 --seq 4096 --microbatch 1"
+    call = f"advise --model llama3-8b --machine h100 {advised} --family megatron --time-limit 1"
+    assert variable in cli(call).out
+    # as all commands say it, gradients and update included
+    times = [
+        cli(f"simulate p.yaml --schedule {name} -m 8 --json").json for name in ("1f1b", "zb-h1")
+    ]
+    whole = [format_time(one["iteration_ns"]) for one in times]
+    complaint = cli("export zb-h1 p.yaml -m 8 --format megatron").complaint
+    assert f"1f1b takes {whole[0]} (before: {whole[1]}" in complaint
 
 
 def test_torchtitan(cli) -> None:

@@ -40,6 +40,17 @@ def test_predicts_what_estimate_and_replay_say() -> None:
     assert row.bound_ns <= row.iteration_ns
 
 
+@pytest.mark.parametrize("schedule", ["seq1f1b:slices=4", "1f1b"])
+def test_no_bound_is_above_the_replay_that_it_stands_beside(schedule: str) -> None:
+    # neither fits; within the limit, whole sequences take longer than slices without one
+    run: dict[str, Any] = {"pp": 4, "tp": 2, "global_batch": 8, "schedule": schedule}
+    found = evaluate("llama3-8b", "h100", 8, 65536, **run)
+    assert not found.row.trace.fits
+    assert found.row.bound_ns <= found.row.iteration_ns
+    measured = evaluate("llama3-8b", "h100", 8, 65536, measured_ns=found.row.iteration_ns, **run)
+    assert "no schedule takes less" not in " ".join(measured.findings())
+
+
 def test_its_profile_is_dealt_layer_by_layer() -> None:
     mine = today().row.profile.rechunk(2)
     other = estimate("llama3-70b", "h100", 32, tp=8, dp=2, zero=1, seq=8192, chunks=2)

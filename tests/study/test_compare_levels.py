@@ -9,7 +9,8 @@ from rich.console import Console
 from unit_profiles import UNIT, unit_profile
 
 from optpipe_sim import CostProfile, build, simulate
-from optpipe_sim.cli.outputs.compare import table
+from optpipe_sim.cli.outputs.compare import _notes, table
+from optpipe_sim.cli.outputs.show import Out
 from optpipe_sim.errors import InvalidSchedule
 from optpipe_sim.solvers.treatments import require_alike
 from optpipe_sim.study.compare import Comparison, compare_all
@@ -59,6 +60,20 @@ def test_what_fits_comes_as_it_is() -> None:
 def test_where_no_level_helps_the_plain_schedule_stays() -> None:
     found = compare_all(PROFILE, 8, ["gpipe"], memory_limit=60)
     assert [row.schedule for row in found.shown] == ["gpipe"]
+
+
+def test_a_level_that_few_stages_have_hides_none_that_fits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # as full-75% of stages with four layers, where the others have three: named last, and it keeps the most
+    few = {"name": "few", "t_us": 200, "keep_bytes": 50, "work_bytes": 20}
+    last = {**STAGES, "recompute": [*LEVELS[:2], few, LEVELS[2]]}
+    profile = unit_profile(4, stages=[STAGES, STAGES, STAGES, last])
+    assert profile.level_names[-1] == "few"
+    found = compare_all(profile, 8, ["gpipe"], memory_limit=270)
+    assert [row.schedule for row in found.shown] == ["gpipe:recompute=half"]
+    _notes(Out(), found)
+    assert "does not fit" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

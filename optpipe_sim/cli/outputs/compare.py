@@ -129,7 +129,7 @@ def _notes(out: Out, result: Comparison) -> None:
             f" ±{notes['between']:.1%} of measured ones in four cases of five (docs/how-true.md)",
             style="dim",
         )
-    if best.trace.fits and any(not row.trace.fits for row in result.rows):
+    if best.trace.fits and any(not row.trace.fits for row in result.shown):
         note = "✗: does not fit"
         if not result.every_level and any(row.levels for row in result.rows):
             note += " at any level"

@@ -163,6 +163,13 @@ class Out:
             )
 
 
+def environment(out: Out, variables: Mapping[str, str]) -> None:
+    """Print the environment variables without which the options to paste do not start, or run otherwise."""
+    if variables:
+        told = " ".join(f"{name}={value}" for name, value in variables.items())
+        out.line("environment", f"{told}: to be set for every rank, before the options below")
+
+
 def headline(profile: CostProfile, microbatches: int) -> Text:
     parts = [f"{profile.name}: {counted(profile.devices, 'device')}"]
     parts.append(counted(microbatches, "microbatch", "microbatches"))

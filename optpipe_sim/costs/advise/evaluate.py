@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isclose
 from typing import Any
 
@@ -138,8 +138,8 @@ class Evaluation:
             ]
         if measured_ns < self.row.bound_ns:
             found.append(
-                f"no schedule takes less than {format_time(self.row.bound_ns)} at the estimated costs:"
-                " the costs are too high, whatever the schedule"
+                f"no schedule takes less than {format_time(self.row.bound_ns)} with these chunks, at the estimated"
+                " costs: the costs are too high, whatever the schedule"
             )
         question, causal = self.advice.question, self.measured_mfu(causal=True)
         assert causal is not None
@@ -297,7 +297,9 @@ def evaluate(
     levels = True if "recompute" in parse_name(name)[1] else None
     profile = profile_of(question, choice, levels, layers=options.get("layers"))
     trace = replayed_freely(profile, m, name)
-    least = lower_bound(profile, m, pairs=True)
+    # as replayed: in the schedule's slices, and without the limit where it does not fit
+    costs = profile.for_shape(trace.schedule.shape)
+    least = lower_bound(costs if trace.fits else replace(costs, memory_limit=None), m, pairs=True)
     bound = iteration_ns(profile, least.ns)
     row = Row(choice, name, profile, trace, bound, question.global_batch * seq)
     advice = Advice(question, (row,), 1, 0, {}, 0, None, 0.0, (), calibration)

@@ -367,6 +367,8 @@ def _show_search(out: Out, found: Advice) -> None:
 
 def _show_plan(out: Out, plan: dict[str, Any]) -> None:
     """Print the plan, what the family costs, and the options to paste."""
+    from ...outputs.show import environment
+
     if "told" in plan:
         text = f"{plan['told']}: {format_time(plan['told_iteration_ns'])}, MFU {plan['told_mfu_causal']:.1%},"
         out.line("plan", f"{text} {format_size(plan['told_peak_bytes'])}")
@@ -381,6 +383,7 @@ def _show_plan(out: Out, plan: dict[str, Any]) -> None:
     for note in plan.get("notes", ()):
         out.text(f"note: {note}")
     if plan.get("command"):
+        environment(out, plan.get("environment", {}))
         out.text(plan["command"])
 
 

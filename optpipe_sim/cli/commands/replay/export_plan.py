@@ -18,7 +18,7 @@ from ....profile import CostProfile
 from ....schedule import Schedule
 from ....solvers.microbatch_order import order_in
 from ...inputs import read_problem
-from ...outputs.show import Out
+from ...outputs.show import Out, environment
 from ...status import DONE
 
 WRITES = {"megatron": "starts the plan"}
@@ -58,11 +58,14 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         }
     )
     if "command" in data:  # the answer, to paste
+        environment(out, data.get("environment", {}))
         out.text(data["command"])
     if found.lost:
         out.line("runs", found.cost())
+        whole = found.before.iteration_ns == found.before.makespan_ns
+        time = "time" if whole else "pipeline time"
         for step in found.lost:
-            slower = "deadlocks" if step.slower is None else f"{step.slower:+.1%} time"
+            slower = "deadlocks" if step.slower is None else f"{step.slower:+.1%} {time}"
             out.line("lost", f"{step.thing}: {slower} without")
     for note in found.notes:
         out.line("note", note)

@@ -24,7 +24,7 @@ from ...inputs import read_profile
 from ...options.fields import refuse_options
 from ...options.solving import search_options
 from ...outputs.live import watching
-from ...outputs.show import Out, bound_text, memory, order, times
+from ...outputs.show import Out, bound_text, environment, memory, order, times
 from ...outputs.solve import show_beside
 from ...outputs.trace import write_profile
 from ...outputs.verdict import verdict
@@ -203,5 +203,6 @@ def _show(
     for note in answer["notes"]:
         out.line("note", note)
     if answer["command"]:
+        environment(out, answer["environment"])
         out.text(answer["command"])
     out.written(files)
