@@ -157,6 +157,7 @@ def _torchtitan(row: Row) -> dict[str, Any]:
     csv = None if torchtitan.has_name(schedule, row.profile) else "order.csv"
     config = torchtitan.options(schedule, row.profile, csv)
     notes = [] if csv is None else [f"{csv}: export --format torchtitan --csv writes the order"]
+    notes += torchtitan.issue_notes(row.profile.execution_notes["name"])
     return {"options": config, "command": torchtitan.command(config), "notes": notes}
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import InvalidSchedule, OptPipeError
+from ..execution import IDEAL
 from ..ops import BW, C
 from ..profile import CostProfile
 from ..profile.iteration import extent
@@ -84,6 +85,16 @@ def nearest(
         name = f"{order.meta.get('name', 'its order')} with checkpointing {levels_of[level]}"
     notes = (SELECTIVE,) if level == "selective" else ()
     return compare(schedule, changed, name, profile, (*notes, *length_notes(profile)))
+
+
+def issue_notes(execution: str) -> list[str]:
+    """Return that the times under an execution (its name) are not known to be those of torchtitan, which none is fitted to."""
+    if execution == IDEAL.name:
+        return []
+    return [
+        f"no run of torch's pipelines was compared: ops and messages are taken to cost what they do as {execution} issues them;"
+        " errors are those of that"
+    ]
 
 
 def length_notes(profile: CostProfile) -> Iterator[str]:

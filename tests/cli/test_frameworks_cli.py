@@ -395,3 +395,10 @@ def test_what_export_writes_is_what_check_reads(cli) -> None:
         cli(f"export 1f1b o.yaml -m 8 {line} -q")
         assert cli("check order.csv o.yaml --json").json["valid"]
     assert "without the order of its ops" in cli("check t.yaml o.yaml").complaint
+
+
+def test_times_for_torchtitan_say_whose_way_to_issue_they_have(cli) -> None:
+    line = "solve o.yaml -m 4 --memory-limit 350B --family torchtitan --engine adaoffload"
+    told = "no run of torch's pipelines was compared: ops and messages are taken to cost what they do as megatron-lm issues"
+    assert any(told in note for note in cli(f"{line} --execution megatron-lm --json").json["notes"])
+    assert not any("was compared" in note for note in cli(f"{line} --json").json["notes"])

@@ -136,6 +136,7 @@ def _torchtitan(arguments: argparse.Namespace, out: Out, profile: CostProfile) -
     except OptPipeError as error:
         return found.trace, found.to_json(), _no_plan(error)
     notes = [torchtitan.SELECTIVE] if found.level == "selective" else []
+    notes += torchtitan.issue_notes(shaped.execution_notes["name"])
     notes += torchtitan.length_notes(shaped)
     if not named:
         notes.append(f"{CSV} is written by: export S.json PROFILE --format torchtitan --csv {CSV}")
