@@ -81,8 +81,15 @@ class Execution:
 
     @property
     def notes(self) -> dict[str, Any]:
-        """What a trace says of it."""
-        return {"name": self.name, "common": self.common, "between": self.between}
+        """What a trace says of it. Where nothing judges its differences (one of too few runs, or by hand), they are taken to be
+        as far off as ideal ones: what is not known makes nothing surer."""
+        judged = IDEAL if self.between is None else self
+        return {
+            "name": self.name,
+            "common": self.common,
+            "between": judged.between,
+            "judged": judged.name,
+        }
 
     def __hash__(self) -> int:
         return hash((self.name, tuple(sorted(self.families))))

@@ -76,6 +76,18 @@ def test_compare_marks_what_is_a_toss_up(here) -> None:
     assert "≈ a toss-up with the fastest" in here("compare p.yaml -m 8 --schedules zb-h1,zb-h2").out
 
 
+def test_an_execution_that_nothing_judges_makes_no_difference_surer(here) -> None:
+    Path("mine.yaml").write_text("families: {plain: {op_us: 100}}\n")
+    line = "compare p.yaml -m 8 --schedules zb-h1,zb-h2 --execution mine.yaml"
+    first, second = here(f"{line} --json").json["rows"]
+    longer = second["iteration_ns"] / first["iteration_ns"] - 1
+    off = IDEAL.between
+    assert second["difference_interval"] == pytest.approx([longer - off, longer + off])
+    assert second["toss_up"] == (longer <= off)
+    if second["toss_up"]:
+        assert "Differences replayed as ideal were within ±5.4%" in here(line).out
+
+
 def test_tables_say_by_what_times_may_be_off(here) -> None:
     off = (
         "measured ones are 0.94 to 1.06 times these in four of five runs as megatron-lm issues them"

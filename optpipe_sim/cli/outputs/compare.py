@@ -125,7 +125,7 @@ def _notes(out: Out, result: Comparison) -> None:
         notes = best.trace.profile.execution_notes
         named = ", ".join(alike[:6]) + (f" and {len(alike) - 6} more" if len(alike) > 6 else "")
         out.text(
-            f"≈ a toss-up with the fastest: {named}. Differences replayed as {notes['name']} were within"
+            f"≈ a toss-up with the fastest: {named}. Differences replayed as {notes.get('judged', notes['name'])} were within"
             f" ±{notes['between']:.1%} of measured ones in four cases of five (docs/how-true.md)",
             style="dim",
         )

@@ -53,7 +53,7 @@ def show_frontier(
     if alike is not None and alike.result is not None and alike.result.trace is not None:
         notes = alike.result.trace.profile.execution_notes
         text = (
-            f"≈: in reality a toss-up; differences replayed as {notes['name']} were within ±{notes['between']:.1%}"
+            f"≈: in reality a toss-up; differences replayed as {notes.get('judged', notes['name'])} were within ±{notes['between']:.1%}"
             " of measured ones in four cases of five (docs/how-true.md)"
         )
         out.text(text, style="dim")
