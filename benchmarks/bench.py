@@ -28,7 +28,7 @@ from optpipe_sim.profile_io import profile_to_json
 from optpipe_sim.schedules import WHOLE
 from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
 from optpipe_sim.sim.lower import lower
-from optpipe_sim.sim.noise import Noise, replay_noisy
+from optpipe_sim.sim.scenarios import Noise, draw_scenarios, replay_scenarios
 from optpipe_sim.solvers.anneal.annealer import Workspace, search
 from optpipe_sim.solvers.anneal.plans import pack
 from optpipe_sim.solvers.problem import make_problem
@@ -77,7 +77,8 @@ def per_op() -> None:
     memory = 450 * 2**20
     offloading = build("adaoffload", costs, 64, limit=memory)
     samples = 200
-    noisy = best(lambda: replay_noisy(lowered, Noise(op=0.05, copy=0.05), samples), 1.0)
+    drawn = draw_scenarios(costs, 64, Noise(op=0.05, copy=0.05), samples)
+    noisy = best(lambda: replay_scenarios(lowered, drawn), 1.0)
     times = {
         "replay, once lowered": (best(lowered.graph.times) / ops, 500e-9),
         "lowering and replay": (

@@ -21,7 +21,7 @@ from optpipe_sim.names import ENTRIES
 from optpipe_sim.profile.parts import divide, merge
 from optpipe_sim.profile_io import profile_to_json
 from optpipe_sim.schedule.fused import as_split, fuse
-from optpipe_sim.sim.noise import Noise
+from optpipe_sim.sim.scenarios import Noise
 from optpipe_sim.solvers.robust import solve_robust
 from optpipe_sim.stage_cost import StageCost
 

@@ -17,8 +17,7 @@ from optpipe_sim.profile import CostProfile as Profile
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.sim import simulate_or_report
 from optpipe_sim.sim.lower import lower
-from optpipe_sim.sim.noise import Noise, factors
-from optpipe_sim.sim.scenarios import Scenarios, draw_scenarios, replay_scenarios
+from optpipe_sim.sim.scenarios import Noise, Scenarios, draw_scenarios, factors, replay_scenarios
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.solvers.robust import solve_robust
 from optpipe_sim.solvers.solve import solve

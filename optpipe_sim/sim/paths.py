@@ -138,7 +138,7 @@ def longest_path(first, inputs, lags, durations, times):
 
 
 @step  # inlined by hand: a call in the inner loop costs 7 ns per op
-def _noisy_start(node, first, inputs, lags, comm, times):
+def _start(node, first, inputs, lags, comm, times):
     """Return the earliest start of a node, with all messages scaled by `comm`."""
     start = 0
     for edge in range(first[node], first[node + 1]):
@@ -149,57 +149,6 @@ def _noisy_start(node, first, inputs, lags, comm, times):
         if time > start:
             start = time
     return start
-
-
-@compiled
-def noisy_paths(
-    first,
-    inputs,
-    lags,
-    durations,
-    spread,
-    device,
-    message,
-    opens,
-    closes,
-    drift,
-    comm,
-    random,
-    costs,
-):
-    """Compute the makespan and the longest device span of many noisy copies of one graph.
-
-    Args:
-        first, inputs, lags, durations: the graph. `message`: (nodes,) True for messages.
-        spread: (nodes,) sigma of the node's own log-normal factor. `device`: (nodes,).
-        opens, closes: (devices,) the nodes of each device's first and last compute op.
-        drift: (samples, devices) a factor for all ops of a device. `comm`: (samples,) for messages.
-        random: a numpy Generator. `costs`: (samples, 2), filled with makespan and span.
-    """
-    nodes = len(durations)
-    times = np.empty(2 * nodes, np.int64)
-    for sample in range(len(costs)):
-        makespan = 0
-        for node in range(nodes):
-            start = _noisy_start(node, first, inputs, lags, comm[sample], times)
-            length = float(durations[node])
-            if message[node]:
-                length *= comm[sample]
-            else:
-                length *= drift[sample, device[node]]
-                sigma = spread[node]
-                if sigma > 0:
-                    length *= np.exp(sigma * random.standard_normal() - 0.5 * sigma * sigma)
-            end = start + np.int64(length + 0.5)
-            times[2 * node] = start
-            times[2 * node + 1] = end
-            if end > makespan:
-                makespan = end
-        span = 0
-        for at in range(len(opens)):
-            span = max(span, times[2 * closes[at] + 1] - times[2 * opens[at]])
-        costs[sample, 0] = makespan
-        costs[sample, 1] = span
 
 
 @compiled
@@ -218,18 +167,22 @@ def scenario_paths(
     comm,
     costs,
 ):
-    """Compute what `noisy_paths` does, with given factors: the same for one op in every schedule.
+    """Compute the makespan and the longest device span of one graph at many scaled durations.
 
     Args:
-        unit: (nodes,) the column of `factors` that is the node's own; -1: none.
-        factors: (samples, units). The others: see `noisy_paths`.
+        first, inputs, lags, durations: the graph. `message`: (nodes,) True for messages.
+        unit: (nodes,) the column of `factors` that is the node's own; -1: none. `device`: (nodes,).
+        opens, closes: (devices,) the nodes of each device's first and last compute op.
+        factors: (samples, units) of the durations of ops. `drift`: (samples, devices) of all ops of a
+            device. `comm`: (samples,) of messages.
+        costs: (samples, 2), filled with makespan and span.
     """
     nodes = len(durations)
     times = np.empty(2 * nodes, np.int64)
     for sample in range(len(costs)):
         makespan = 0
         for node in range(nodes):
-            start = _noisy_start(node, first, inputs, lags, comm[sample], times)
+            start = _start(node, first, inputs, lags, comm[sample], times)
             length = float(durations[node])
             if message[node]:
                 length *= comm[sample]

@@ -1,13 +1,12 @@
 """Durations drawn once, so that schedules can be compared on the same samples.
 
-`noise.replay_noisy` draws during the replay, in the order of one schedule's graph; here each op has one factor
-per sample in every schedule (common random numbers), so that a difference between two schedules is due to the
-schedules alone.
+Each op has one factor per sample in every schedule (common random numbers), so that a difference between two
+schedules is due to the schedules alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -16,9 +15,35 @@ from ..ops import BW, B, C, F, O, OpKind, R, W
 from ..profile import CostProfile
 from . import paths
 from .lower import Lowered
-from .noise import Noise, factors
 
 MOST_FACTORS = 2**26  # numbers drawn at once: half a GiB, and twice that during the draw
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Random factors on durations: log-normal with mean 1, by their sigma.
+
+    Attributes:
+        op: of every compute op independently. `copy`: of every transfer independently.
+        device: one factor per device and sample (drift, devices of different speed).
+        comm: one factor per sample for all messages between devices.
+        straggler: in each sample one random device is slower by this share (0.1: 10 %).
+
+    Raises:
+        OptPipeError: for a negative value.
+    """
+
+    op: float = 0.05
+    copy: float = 0.0
+    device: float = 0.0
+    comm: float = 0.0
+    straggler: float = 0.0
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if not 0 <= value < 10:
+                raise OptPipeError(f"noise.{entry.name}: must be from 0 to 10, got {value}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +61,11 @@ class Scenarios:
 
     def __len__(self) -> int:
         return len(self.comm)
+
+
+def factors(random: np.random.Generator, sigma: float, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw log-normal factors with mean 1."""
+    return np.exp(sigma * random.standard_normal(shape) - sigma * sigma / 2)
 
 
 def require_samples(profile: CostProfile, microbatches: int, samples: int) -> None:

@@ -26,8 +26,8 @@ from ..schedule import Schedule
 from ..schedule.fused import fuse
 from ..schedules import ADAOFFLOAD
 from ..sim.lower import lower
-from ..sim.noise import Noise
 from ..sim.scenarios import (
+    Noise,
     Scenarios,
     draw_scenarios,
     replay_scenarios,

@@ -24,7 +24,7 @@ from optpipe_sim.schedules import REGISTRY
 from optpipe_sim.sim import simpy_engine
 from optpipe_sim.sim.host_links import link_keys
 from optpipe_sim.sim.lower import Lowered, lower
-from optpipe_sim.sim.noise import Noise, replay_noisy
+from optpipe_sim.sim.scenarios import Noise, draw_scenarios, replay_scenarios
 
 many = settings(max_examples=3 * settings().max_examples)
 
@@ -202,6 +202,14 @@ def test_waits_name_the_release_they_need() -> None:
     assert lowered.schedule.to_text() == "0: F0.0 O0.0 F0.1 BW0.1 R0.0 BW0.0\n"
 
 
+def noisy(
+    lowered: Lowered, noise: Noise, samples: int, seed: int = 0, objective: str = "flush"
+) -> np.ndarray:
+    microbatches = lowered.schedule.shape.microbatches
+    drawn = draw_scenarios(lowered.profile, microbatches, noise, samples, seed)
+    return replay_scenarios(lowered, drawn, objective)
+
+
 class TestNoise:
     def lowered(self, **changes: object) -> Lowered:
         profile = unit_profile(4, t_comm_ms=0.5, **changes)
@@ -209,40 +217,40 @@ class TestNoise:
 
     def test_no_noise_is_the_replay(self) -> None:
         lowered = self.lowered()
-        quiet = replay_noisy(lowered, Noise(op=0), 3)
+        quiet = noisy(lowered, Noise(op=0), 3)
         assert quiet.tolist() == [lowered.replay().makespan_ns] * 3
-        spans = replay_noisy(lowered, Noise(op=0), 3, objective="span")
+        spans = noisy(lowered, Noise(op=0), 3, objective="span")
         assert spans.tolist() == [max(lowered.replay().span_ns)] * 3
         serial = self.lowered(links="serial")
-        assert replay_noisy(serial, Noise(op=0), 1)[0] == serial.replay().makespan_ns
+        assert noisy(serial, Noise(op=0), 1)[0] == serial.replay().makespan_ns
 
     def test_it_is_reproducible_and_biased_upwards(self) -> None:
         lowered = self.lowered()
-        one, two = (replay_noisy(lowered, Noise(op=0.2), 200, seed=7) for _ in range(2))
+        one, two = (noisy(lowered, Noise(op=0.2), 200, seed=7) for _ in range(2))
         assert (one == two).all()
-        assert (one != replay_noisy(lowered, Noise(op=0.2), 200, seed=8)).any()
+        assert (one != noisy(lowered, Noise(op=0.2), 200, seed=8)).any()
         # a maximum over paths of noisy sums: its mean lies above the noiseless one
         assert one.mean() > lowered.replay().makespan_ns
 
     def test_each_source_of_noise_shows(self) -> None:
         lowered = self.lowered()
         base = lowered.replay().makespan_ns
-        slow = replay_noisy(lowered, Noise(op=0, straggler=1.0), 20)
+        slow = noisy(lowered, Noise(op=0, straggler=1.0), 20)
         assert (slow > 1.25 * base).all()
         for noise in (Noise(op=0, device=0.1), Noise(op=0, comm=0.5)):
-            assert len(set(replay_noisy(lowered, noise, 20).tolist())) > 10
+            assert len(set(noisy(lowered, noise, 20).tolist())) > 10
         copies = unit_profile(1, offload={"t_offload_ms": 4, "t_reload_ms": 4})
         programs = [["F0.0", "O0.0", "F0.1", "R0.0", "BW0.1", "BW0.0"]]
         reloading = lower(Schedule(copies.shape(2), programs), copies)
-        assert len(set(replay_noisy(reloading, Noise(op=0, copy=0.5), 20).tolist())) > 10
+        assert len(set(noisy(reloading, Noise(op=0, copy=0.5), 20).tolist())) > 10
 
     def test_bad_settings(self) -> None:
         with pytest.raises(OptPipeError, match=r"noise\.op: must be from 0 to 10, got -1"):
             Noise(op=-1)
         with pytest.raises(OptPipeError, match="samples: must be at least 1"):
-            replay_noisy(self.lowered(), Noise(), 0)
+            noisy(self.lowered(), Noise(), 0)
 
     def test_more_noise_takes_longer(self) -> None:
         lowered = self.lowered()
-        means = [replay_noisy(lowered, Noise(op=op), 400).mean() for op in (0.0, 0.1, 0.3, 0.5)]
+        means = [noisy(lowered, Noise(op=op), 400).mean() for op in (0.0, 0.1, 0.3, 0.5)]
         assert all(less < more for less, more in pairwise(means))

@@ -14,7 +14,7 @@ from unit_profiles import unit_profile
 from optpipe_sim import CostProfile, Schedule, simulate, solve
 from optpipe_sim.errors import Deadlock, OptPipeError, OutOfMemory
 from optpipe_sim.sim.lower import lower
-from optpipe_sim.sim.noise import Noise
+from optpipe_sim.sim.scenarios import Noise
 from optpipe_sim.solvers.frontier import frontier
 from optpipe_sim.solvers.margins.plan import padded
 from optpipe_sim.solvers.margins.shares import Margins, as_margins

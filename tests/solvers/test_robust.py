@@ -12,9 +12,9 @@ from strategies import cases
 
 from optpipe_sim import build, check, load_profile
 from optpipe_sim.errors import Deadlock, OptPipeError, OutOfMemory
+from optpipe_sim.ops import C, F, O, R, W
 from optpipe_sim.sim.lower import lower
-from optpipe_sim.sim.noise import Noise, replay_noisy
-from optpipe_sim.sim.scenarios import draw_scenarios, replay_scenarios, scenario_bounds
+from optpipe_sim.sim.scenarios import Noise, draw_scenarios, replay_scenarios, scenario_bounds
 from optpipe_sim.solvers.robust import measure, solve_robust
 
 ALL = Noise(op=0.1, copy=0.2, device=0.05, comm=0.3, straggler=0.1)
@@ -87,13 +87,13 @@ def test_the_bound_of_a_sample_is_near_where_memory_is_ample() -> None:
     assert replay_scenarios(lowered, drawn).mean() < 1.1 * scenario_bounds(profile, drawn).mean()
 
 
-def test_scenarios_scatter_as_noise_does() -> None:
-    profile = mixed(4)
-    lowered = lower(build("zb-h1", profile, 12), profile)
-    one = replay_noisy(lowered, ALL, 3000)
-    other = replay_scenarios(lowered, draw_scenarios(profile, 12, ALL, 3000, 7))
-    assert other.mean() == pytest.approx(one.mean(), rel=0.01)
-    assert other.std() == pytest.approx(one.std(), rel=0.1)
+def test_factors_scatter_as_asked_around_one() -> None:
+    drawn = draw_scenarios(mixed(4), 12, Noise(op=0.2, copy=0.1, device=0.3, comm=0.5), 3000, 7)
+    scatter = {F: 0.2, W: 0.2, C: 0.2, O: 0.1, R: 0.1}
+    some = [(drawn.own[:, kind], sigma) for kind, sigma in scatter.items()]
+    for factors, sigma in [*some, (drawn.drift, 0.3), (drawn.comm, 0.5)]:
+        assert factors.mean() == pytest.approx(1, abs=0.03)
+        assert np.log(factors).std() == pytest.approx(sigma, rel=0.05)
 
 
 def test_without_noise_every_sample_is_the_replay() -> None:

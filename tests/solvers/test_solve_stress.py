@@ -17,7 +17,7 @@ from unit_profiles import unit_profile
 
 from optpipe_sim import Schedule, solve
 from optpipe_sim.errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
-from optpipe_sim.sim.noise import Noise
+from optpipe_sim.sim.scenarios import Noise
 from optpipe_sim.solvers import portfolio
 from optpipe_sim.solvers.axes import candidate_shapes
 from optpipe_sim.solvers.cpsat.cpsat import solve_cpsat

@@ -22,8 +22,7 @@ from unit_profiles import unit_profile
 
 from optpipe_sim import Schedule, solve
 from optpipe_sim.errors import OptPipeError
-from optpipe_sim.sim.noise import Noise
-from optpipe_sim.sim.scenarios import draw_scenarios
+from optpipe_sim.sim.scenarios import Noise, draw_scenarios
 from optpipe_sim.solvers.anneal.offloading import offload_everything
 from optpipe_sim.solvers.online import SolverProcess
 from optpipe_sim.solvers.problem import make_problem

@@ -11,7 +11,7 @@ from rich.text import Text
 from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ....profile import CostProfile
 from ....profile.iteration import iteration_ns
-from ....sim.noise import Noise
+from ....sim.scenarios import Noise
 from ....solvers.options import SolveOptions
 from ....solvers.robust import RobustResult, solve_robust
 from ....units import counted, format_size, format_time
