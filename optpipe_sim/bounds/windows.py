@@ -19,7 +19,7 @@ goal: an exact solver can start from them (`cpsat.order`).
 Proof: by induction over the steps. Take a schedule below the goal. On each stage it has an n-th F and an
 n-th B; that they lie in the windows so far is what the device's problem with those windows assumes
 (windows are releases and tails of that problem; its search allows whatever is no worse, see
-`device.search`), so the schedule is among those it covers, and what it excludes the schedule does not
+`device.best_first`), so the schedule is among those it covers, and what it excludes the schedule does not
 do. Propagation only counts: n F's of s + 1 have begun only after n F's of s.
 
 For makespans only; spans of two devices have no common time origin.

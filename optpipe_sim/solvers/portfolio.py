@@ -13,7 +13,7 @@ from dataclasses import replace
 from math import exp, inf
 from os import cpu_count
 
-from ..bounds.device.best_first import NEVER
+from ..bounds.device.node import NEVER
 from ..errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..schedule import Schedule

@@ -20,8 +20,8 @@ from tiny_cases import tiny
 from optpipe_sim import CostProfile, simulate
 from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.bounds.configurations import configurations
-from optpipe_sim.bounds.device.best_first import NEVER
 from optpipe_sim.bounds.device.device_bound import device_bound, layered_bound
+from optpipe_sim.bounds.device.node import NEVER
 from optpipe_sim.bounds.device.prices import prices
 from optpipe_sim.bounds.device.problem import one_device
 from optpipe_sim.bounds.linear import Linear

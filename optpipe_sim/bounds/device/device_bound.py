@@ -39,9 +39,10 @@ import numpy as np
 
 from ...op_table import inside, make_table
 from ...ops import BW, B, F, O, R, W
-from .best_first import FIELDS, FULL, NEVER, NONE, make_room
-from .layers import make_layers
-from .moves import COLUMNS, COUNTS, FA, FR, LAYERS, MOVES, PLACES, Case, search, search_layers
+from .best_first import FULL, make_room, search
+from .layers import make_layers, search_layers
+from .moves import COLUMNS, COUNTS, FA, FR, LAYERS, MOVES, PLACES, Case
+from .node import FIELDS, NEVER, NONE
 from .problem import OneDevice
 
 ROOM = 300_000  # nodes of a few layers; then more are merged

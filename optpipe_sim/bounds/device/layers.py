@@ -18,9 +18,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...compiled import packed, step
-from .best_first import COST, GC, GO, KC, LEVEL, NEVER, NONE, SO, SR, TC, TO, TR, T
+from ...compiled import entry, packed, step
 from .heap import copy
+from .moves import (
+    Case,
+    distance,
+    estimate,
+    find_starts,
+    hash_counts,
+    is_needless,
+    is_whole,
+    layer_of,
+    merge,
+    no_worse,
+    same_counts,
+    start_move,
+)
+from .node import NEVER, NONE, begin
 
 
 @packed
@@ -54,48 +68,6 @@ def make_layers(nodes: int, width: int, moves: int, layers: int) -> Layers:
 
 
 @step
-def earliest(one, into):
-    """Change `into` so that no engine is busy for longer than in one of two nodes with the same counts, nor memory
-    released later; an engine that runs different ops in the two runs a nameless one."""
-    base = into[LEVEL] - into[GC] - into[GO]
-    for k in (T, TC, TO, TR, COST, GC, GO):
-        into[k] = min(one[k], into[k])
-    for k in (KC, SO, SR):
-        if one[k] != into[k]:
-            into[k] = NONE
-    into[LEVEL] = base + into[GC] + into[GO]
-
-
-@step
-def apart(one, other):
-    """Return how much the engines of two nodes differ: in time, and where they run different ops, which a merged
-    node takes to have released their memory."""
-    total = np.int64(0)
-    for k in (T, TC, TO, TR):
-        total += abs(one[k] - other[k])
-    for k, until in ((KC, TC), (SO, TO), (SR, TR)):
-        if one[k] != other[k]:
-            total += max(one[until] - one[T], other[until] - other[T])
-    return total
-
-
-@step
-def earliest_ages(one, into, stay, ages, keep):
-    """Change the ends of the F's of `into` to the earlier of those of two nodes with the same counts."""
-    for k in range(min(one[stay], keep)):
-        into[ages + k] = min(one[ages + k], into[ages + k])
-
-
-@step
-def ages_apart(one, other, stay, ages, keep):
-    """Return how much the ends of the F's of two nodes with the same counts differ."""
-    total = np.int64(0)
-    for k in range(min(one[stay], keep)):
-        total += abs(one[ages + k] - other[ages + k])
-    return total
-
-
-@step
 def _unlink(layers, node, hashed):
     """Remove a node from the list of its hash."""
     at, before = layers.first[hashed], np.int64(NONE)
@@ -108,20 +80,7 @@ def _unlink(layers, node, hashed):
 
 
 @step
-def _begin(layers, case):
-    """Make the first node: nothing has started."""
-    nodes = layers.nodes
-    for k in range(nodes.shape[1]):
-        nodes[0, k] = 0
-    for k in (T, TC, TO, TR):
-        nodes[0, k] = case.releases[0, 0]
-    for k in (KC, SO, SR):
-        nodes[0, k] = NONE
-    layers.keys[0], layers.dead[0] = case.releases[0, 0], False
-
-
-@step
-def _compare(child, key, hashed, layers, case, same_counts, no_worse, distance):
+def _compare(child, key, hashed, layers, case):
     """Compare a node with those of the same counts; remove those that it dominates.
 
     Returns:
@@ -149,32 +108,12 @@ def _compare(child, key, hashed, layers, case, same_counts, no_worse, distance):
     return key, count, nearest
 
 
-@step
-def layered(
-    case,
-    layers,
-    width,
-    most,
-    is_whole,
-    find_starts,
-    is_needless,
-    move,
-    estimate,
-    hash_counts,
-    same_counts,
-    no_worse,
-    layer_of,
-    distance,
-    merge,
-):
+@entry
+def search_layers(case: Case, layers: Layers, width: int, most: int) -> tuple[int, int, bool]:
     """Search layer by layer.
 
     Args:
-        case: as in `best_first`.
         width: the most nodes with the same counts; `most`: after so many nodes in all the search stops.
-        layer_of: (node, case) -> the number of its layer, which its counts determine and every move increases.
-        distance: (one, other, case) -> how much a merged node would lose, roughly.
-        merge: (one, into, case) -> makes `into` no worse than both.
 
     Returns:
         (bound, nodes made, whether a greater width cannot improve it: nothing was merged, or it had to stop).
@@ -183,7 +122,8 @@ def layered(
     last, goal, size = len(keys) - 1, case.goal, len(layers.first)
     child = nodes[last]
     free, best, made, exact, full = layers.after[0], np.int64(goal), 1, True, False
-    _begin(layers, case)
+    begin(nodes[0], case.releases[0, 0])
+    keys[0], dead[0] = case.releases[0, 0], False
     hashed = hash_counts(nodes[0], case, size)
     layers.following[0], layers.first[hashed] = NONE, 0
     layers.after[0], layers.layer[layer_of(nodes[0], case)] = NONE, 0
@@ -208,15 +148,13 @@ def layered(
                     continue
                 # 2. each move that no other one replaces makes a child
                 copy(nodes[node], child)
-                move(child, option, when, case)
+                start_move(child, option, when, case)
                 key = max(keys[node], estimate(child, case))
                 if key >= best:
                     continue
                 # 3. it is dropped if another node dominates it, or merged with the nearest
                 hashed = hash_counts(child, case, size)
-                key, count, nearest = _compare(
-                    child, key, hashed, layers, case, same_counts, no_worse, distance
-                )
+                key, count, nearest = _compare(child, key, hashed, layers, case)
                 if key == NEVER:
                     continue
                 if count >= width or (free < 0 and count > 0):
@@ -237,4 +175,4 @@ def layered(
                 layers.after[at], layers.layer[there] = layers.layer[there], at
             layers.after[node], free = free, node
             node = then
-    return best, made, exact or full
+    return int(best), made, exact or full

@@ -1,7 +1,7 @@
 """The compiled rules of `device_bound`: the moves of one device whose activations are kept, offloaded or recomputed.
 
 Each activation has a level of recomputation; the first one is kept whole, and where nothing can be
-recomputed it is the only one. A node has, after the fields of `best_first`, per stage the F's, backwards
+recomputed it is the only one. A node has, after the fields of `node`, per stage the F's, backwards
 and weight gradients that have started; then per stage and level how many activations wait where F left
 them, on the host and reloaded; then the ends of the F's of those that wait.
 
@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...compiled import entry, packed, step
-from .best_first import (
+from ...compiled import packed, step
+from .heap import hashed_row
+from .node import (
     COST,
     FIELDS,
     GC,
@@ -31,9 +32,11 @@ from .best_first import (
     TC,
     TO,
     TR,
-    Room,
     T,
-    best_first,
+    ages_apart,
+    apart,
+    earliest,
+    earliest_ages,
     fits_at,
     forget_ages,
     forget_past,
@@ -46,8 +49,6 @@ from .best_first import (
     remove_newest,
     settle,
 )
-from .heap import hashed_row
-from .layers import Layers, ages_apart, apart, earliest, earliest_ages, layered
 
 # per stage, counted as they start: F's, backwards, weight gradients (or BW's)
 NF, NB, NW = range(3)
@@ -66,7 +67,7 @@ ONE = 1 << 20  # prices are in 1/ONE
 # stayed, of a reloaded one; W (level 0 only); R; O of the newest that has ended, of the F that runs
 M_F, M_B, M_BW, M_B_BACK, M_BW_BACK, M_C, M_C_BACK, M_W, M_R, M_O, M_O_NOW = range(11)
 MOVES = 11
-LAYERS = 12  # per stage and microbatch, see `_layer_of`
+LAYERS = 12  # per stage and microbatch, see `layer_of`
 
 
 @packed
@@ -110,7 +111,7 @@ def _ages_of(case, code):
 
 
 @step
-def _estimate(node, case):
+def estimate(node, case):
     """Return a lower bound on the cost of every schedule that continues from a node."""
     m, levels, costs = case.microbatches, case.levels, case.costs
     work = np.int64(0)
@@ -246,7 +247,7 @@ def _compute(node, code, when, duration, allocated, released):
 
 
 @step
-def _move(node, option, when, case):
+def start_move(node, option, when, case):
     """Start a move at a time."""
     code, move = option // MOVES, option % MOVES
     s, keep = code // case.levels, case.keep
@@ -312,7 +313,7 @@ def _normalise(node, case):
 
 
 @step
-def _same_counts(one, other, case):
+def same_counts(one, other, case):
     differ = 0
     for k in range(FIELDS, _ages_of(case, 0)):
         differ += one[k] != other[k]
@@ -320,7 +321,7 @@ def _same_counts(one, other, case):
 
 
 @step
-def _no_worse(one, other, case):
+def no_worse(one, other, case):
     """Whether whatever can follow `other` can follow `one` no later (their counts are the same)."""
     if not no_later(one, other):
         return False
@@ -332,12 +333,12 @@ def _no_worse(one, other, case):
 
 
 @step
-def _hash_counts(node, case, size):
+def hash_counts(node, case, size):
     return hashed_row(node[FIELDS : _ages_of(case, 0)], size)
 
 
 @step
-def _is_whole(node, case):
+def is_whole(node, case):
     whole = True
     for s in range(case.stages):
         whole = whole and node[FIELDS + s * COUNTS + NW] == case.microbatches
@@ -345,7 +346,7 @@ def _is_whole(node, case):
 
 
 @step
-def _find_starts(node, starts, case):
+def find_starts(node, starts, case):
     """Fill in when each move can start; returns when the first one that may go first could have ended: a
     W or, where that takes and releases the same whichever activation it is of, a backward."""
     cut = np.int64(NEVER)
@@ -366,7 +367,7 @@ def _find_starts(node, starts, case):
 
 
 @step
-def _is_needless(option, starts, cut, case):
+def is_needless(option, starts, cut, case):
     """Whether a W or backward may go first instead, or a reloaded activation is at least as good."""
     code, move, when = option // MOVES, option % MOVES, starts[option]
     if move <= M_W and when >= cut:
@@ -376,25 +377,8 @@ def _is_needless(option, starts, cut, case):
     return False
 
 
-@entry
-def search(case: Case, room: Room) -> tuple[int, int, int]:
-    """Search one device; returns (bound, nodes made, FULL, DONE or GOAL_REACHED), see `best_first`."""
-    return best_first(  # type: ignore[no-any-return]
-        case,
-        room,
-        _is_whole,
-        _find_starts,
-        _is_needless,
-        _move,
-        _estimate,
-        _hash_counts,
-        _same_counts,
-        _no_worse,
-    )
-
-
 @step
-def _layer_of(node, case):
+def layer_of(node, case):
     """Return a number that the counts determine and every move increases."""
     layer = np.int64(0)
     for s in range(case.stages):
@@ -409,7 +393,7 @@ def _layer_of(node, case):
 
 
 @step
-def _distance(one, other, case):
+def distance(one, other, case):
     far = apart(one, other)
     for code in range(case.stages * case.levels):
         here = _place_of(case, code)
@@ -418,30 +402,8 @@ def _distance(one, other, case):
 
 
 @step
-def _merge(one, into, case):
+def merge(one, into, case):
     earliest(one, into)
     for code in range(case.stages * case.levels):
         here = _place_of(case, code)
         earliest_ages(one, into, here + STAY, _ages_of(case, code), case.keep)
-
-
-@entry
-def search_layers(case: Case, layers: Layers, width: int, most: int) -> tuple[int, int, bool]:
-    """Search one device in layers; see `layers.layered`."""
-    return layered(  # type: ignore[no-any-return]
-        case,
-        layers,
-        width,
-        most,
-        _is_whole,
-        _find_starts,
-        _is_needless,
-        _move,
-        _estimate,
-        _hash_counts,
-        _same_counts,
-        _no_worse,
-        _layer_of,
-        _distance,
-        _merge,
-    )

@@ -35,7 +35,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from ...bounds.bounds import Bound, fill_and_drain_parts
-from ...bounds.device.best_first import NEVER
+from ...bounds.device.node import NEVER
 from ...profile import CostProfile
 from ...profile.items import StageMaker
 from ...stage_cost import StageCost

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ...bounds.bounds import Bound, naive, with_pairs
-from ...bounds.device.best_first import NEVER
+from ...bounds.device.node import NEVER
 from ...errors import OptPipeError, OutOfMemory, ProfileError
 from ...profile import CostProfile
 from ...profile.items import StageMaker, deal_items, even_counts, layout_words

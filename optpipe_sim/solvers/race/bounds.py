@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...bounds.device.best_first import NEVER
 from ...bounds.device.device_bound import device_bound, layered_bound
+from ...bounds.device.node import NEVER
 from ...bounds.device.prices import prices
 from ...bounds.device.problem import OneDevice, one_device
 from ...bounds.lp import configuration_bounds
