@@ -51,6 +51,7 @@ from optpipe_sim.schedule import Schedule  # noqa: E402
 from optpipe_sim.solvers.anneal.annealer import shares_links, treats  # noqa: E402
 from optpipe_sim.solvers.problem import Problem, make_problem  # noqa: E402
 from optpipe_sim.solvers.race.compiling import compile_engines  # noqa: E402
+from optpipe_sim.solvers.reports import Job  # noqa: E402
 from optpipe_sim.solvers.solve import solve  # noqa: E402
 from optpipe_sim.stage_cost import RecomputeLevel, StageCost  # noqa: E402
 from optpipe_sim.study.profiles import profile_of  # noqa: E402
@@ -151,10 +152,8 @@ def _no(*_: Any, **__: Any) -> None:
     return None
 
 
-def _as_given(
-    problem: Problem, report: Any, start: Any, options: Any, bound_ns: int
-) -> tuple[Any, Any]:
-    return start, options
+def _as_given(job: Job, report: Any) -> Job:
+    return job
 
 
 def _as_it_is(_: Problem, schedule: Schedule, *rest: Any) -> Schedule:

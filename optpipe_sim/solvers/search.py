@@ -15,9 +15,8 @@ from .anneal.offloading import offload_everything
 from .anneal.patterns import STEPS, pattern_start
 from .anneal.stand_ins import moved_to, others_for, shared_out, stand_ins
 from .microbatch_order import best_order
-from .options import SolveOptions
 from .problem import Problem
-from .reports import Others, Report, no_report
+from .reports import Job, Others, Report, no_report
 from .starts.adaoffload_runs import counted_runs, greedy_search
 from .starts.fixed_levels import MOST, Start, first_starts, start_of
 from .starts.sliced import few_in_flight, one_at_a_time, sliced_schedules
@@ -42,46 +41,24 @@ ORDER, LAST_ORDER = 0.4, 0.2
 FIXED_RUNS = 200
 
 
-def run(
-    problem: Problem,
-    report: Report,
-    start: Schedule | None,
-    options: SolveOptions,
-    bound_ns: int = 0,
-    others: Others = no_report,
-    chosen: Sequence[Start] = (),
-    part: tuple[int, int] = (0, 1),
-    brief: bool = False,
-) -> None:
-    """Search from the best of many starts.
-
-    Args:
-        chosen: of a problem with treatments the result of `first_starts`, if known. `part`: the number
-            of this search and the total of parallel searches, which share these starts. `brief`: anneal
-            from these as they are.
-    """
-    if treats(problem):
-        _with_treatments(problem, report, start, options, bound_ns, others, chosen, part, brief)
+def run(job: Job, report: Report, others: Others = no_report) -> None:
+    """Search from the best of many starts."""
+    if treats(job.problem):
+        _with_treatments(job, report, others)
     else:
-        _plain(problem, report, start, options, bound_ns, others)
+        _plain(job, report, others)
 
 
 # -- plain problems: which activations to offload, and the order ---------------------------------------------------
 
 
-def _plain(
-    problem: Problem,
-    report: Report,
-    start: Schedule | None,
-    options: SolveOptions,
-    bound_ns: int,
-    others: Others = no_report,
-) -> None:
+def _plain(job: Job, report: Report, others: Others = no_report) -> None:
     """Search over waves and over the parameters of AdaOffload, then anneal from the best of these,
     from the incumbent and from simple offloading patterns. If links are shared, this is first done with links
     of their own."""
-    if shares_links(problem):
-        start, options = _stand_in(problem, report, start, options, bound_ns)
+    if shares_links(job.problem):
+        job = _stand_in(job, report)
+    problem, options = job.problem, job.options
     evaluations, seed = options.evaluations, options.seed
     clock = _Clock(options.time_limit if evaluations is None else float("inf"))
     runs = 10**6 if evaluations is None else counted_runs(problem, evaluations, RUNS)
@@ -102,7 +79,7 @@ def _plain(
         )
     clock.share(*(AFTER_WAVES if waves else GREEDY))
     greedy = greedy_search(problem, clock.over, runs=runs, seed=seed, found=perturbed)
-    starts = [start] if start is not None else []
+    starts = [] if job.start is None else [job.start]
     starts += [*waves, *(greedy[:KEPT] if waves else greedy)]
     if problem.may_offload:
         starts += [offload_everything(problem, depth) for depth in (1, 2, problem.shape.stages)]
@@ -117,7 +94,7 @@ def _plain(
     best = search(
         problem,
         starts,
-        goal_ns=bound_ns,
+        goal_ns=job.bound_ns,
         time_limit=clock.left,
         evaluations=evaluations,
         seed=seed,
@@ -137,17 +114,12 @@ def _plain(
         )
 
 
-def _stand_in(
-    problem: Problem,
-    report: Report,
-    start: Schedule | None,
-    options: SolveOptions,
-    bound_ns: int,
-) -> tuple[Schedule | None, SolveOptions]:
+def _stand_in(job: Job, report: Report) -> Job:
     """Search with links of their own, each as fast as a fair share of the shared one: that evaluates many
-    times as many schedules. Returns the best schedule of the problem itself, which may still be
-    `start`, and the options for what is left of the time."""
-    best, cost_ns = start, 2**62 if start is None else problem.replay(start).cost_ns
+    times as many schedules. Returns what is left to do in the rest of the time, from the best schedule of the
+    problem itself so far."""
+    problem, options, best = job.problem, job.options, job.start
+    cost_ns = 2**62 if best is None else problem.replay(best).cost_ns
 
     def take(kind: str, value: tuple[Schedule, str]) -> None:
         nonlocal best, cost_ns
@@ -161,10 +133,11 @@ def _stand_in(
     began, evaluations = time.monotonic(), options.evaluations
     some = None if evaluations is None else max(1, int(STAND_IN * evaluations))
     own = replace(options, time_limit=STAND_IN * options.time_limit, evaluations=some)
-    _plain(replace(problem, profile=shared_out(problem.profile)), take, None, own, bound_ns)
+    apart = replace(problem, profile=shared_out(problem.profile))
+    _plain(replace(job, problem=apart, start=None, options=own), take)
     seconds = max(0.01, options.time_limit - (time.monotonic() - began))
     rest = None if evaluations is None or some is None else max(1, evaluations - some)
-    return best, replace(options, time_limit=seconds, evaluations=rest)
+    return replace(job, start=best, options=replace(options, time_limit=seconds, evaluations=rest))
 
 
 class _Clock:
@@ -193,19 +166,10 @@ class _Clock:
 # -- problems with treatments ----------------------------------------------------------------------------------------
 
 
-def _with_treatments(
-    problem: Problem,
-    report: Report,
-    start: Schedule | None,
-    options: SolveOptions,
-    bound_ns: int,
-    others: Others,
-    chosen: Sequence[Start],
-    part: tuple[int, int],
-    brief: bool,
-) -> None:
+def _with_treatments(job: Job, report: Report, others: Others) -> None:
     """Search for order and treatments: from fixed levels, each improved by greedy runs and annealing,
     then annealing of both together."""
+    problem, options, start = job.problem, job.options, job.start
     seconds, evaluations, seed = options.time_limit, options.evaluations, options.seed
     began = time.monotonic()
 
@@ -213,7 +177,8 @@ def _with_treatments(
         return seconds - (time.monotonic() - began)
 
     known_ns = float("inf") if start is None else problem.replay(start).cost_ns
-    if not chosen and not (brief and start is not None):
+    chosen: Sequence[Start] = job.chosen
+    if not chosen and not (job.brief and start is not None):
         chosen = first_starts(
             problem,
             over=lambda: evaluations is None and left() < (1 - FIRST) * seconds,
@@ -223,14 +188,11 @@ def _with_treatments(
     if problem.shape.slices > 1:
         starts += _sliced_starts(problem)
     starts += [entry.schedule for entry in chosen]
-    first, step = part
+    first, step = job.part
     mine = range(first % max(1, len(chosen)), len(chosen), step)
     # where microbatches differ, plain problems have their costs only nearly
-    for at in () if brief or not problem.profile.alike else mine:
-        entry, share = chosen[at], seconds / MOST
-        until = time.monotonic() + share * (FIXED_GREEDY + FIXED_ANNEALING)
-        found = _improve(problem, entry, report, until, share, evaluations, seed + at, bound_ns)
-        starts += found
+    for at in () if job.brief or not problem.profile.alike else mine:
+        starts += _improve(job, chosen[at], report, seconds / MOST, seed + at)
     if not problem.profile.alike:
         starts += _ordered(problem, starts, report, lambda: left() < (1 - ORDER) * seconds, seed)
     if not shares_links(problem):
@@ -255,7 +217,7 @@ def _with_treatments(
         best = search(
             plan,
             moved_to(plan, starts) if stands_in else starts,
-            goal_ns=bound_ns,
+            goal_ns=job.bound_ns,
             time_limit=(left() if at == len(plans) - 1 else FIRST_PLAN * left()) * annealed,
             evaluations=evaluations,
             seed=seed,
@@ -304,18 +266,10 @@ def _sliced_starts(problem: Problem) -> list[Schedule]:
     return [trace.schedule for trace in sorted(traces, key=lambda trace: trace.cost_ns)[:MOST]]
 
 
-def _improve(
-    problem: Problem,
-    entry: Start,
-    report: Report,
-    until: float,
-    seconds: float,
-    evaluations: int | None,
-    seed: int,
-    bound_ns: int,
-) -> list[Schedule]:
+def _improve(job: Job, entry: Start, report: Report, seconds: float, seed: int) -> list[Schedule]:
     """Improve one choice of levels by greedy runs, then by plain annealing."""
-    plain = entry.fixed.problem
+    problem, evaluations, plain = job.problem, job.options.evaluations, entry.fixed.problem
+    until = time.monotonic() + seconds * (FIXED_GREEDY + FIXED_ANNEALING)
     found: list[Schedule] = []
 
     def take(schedule: Schedule, method: str) -> None:
@@ -343,7 +297,7 @@ def _improve(
         best = search(
             plain,
             orders,
-            goal_ns=bound_ns,
+            goal_ns=job.bound_ns,
             time_limit=left,
             evaluations=evaluations // 10 if evaluations is not None else None,
             seed=seed,

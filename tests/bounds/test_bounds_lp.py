@@ -34,6 +34,7 @@ from optpipe_sim.solvers.options import SolveOptions
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.solvers.race.bounds import best_bound
 from optpipe_sim.solvers.race.bounds import run as run_bounds
+from optpipe_sim.solvers.reports import Job
 from optpipe_sim.stage_cost import StageCost
 
 OBJECTIVES = ("flush", "span")
@@ -280,7 +281,8 @@ def test_the_search_reports_what_it_proves_and_stops_at_the_goal() -> None:
     assert news[-1] == (303, "one device")
     assert best_bound(problem, 20.0, goal_ns=300) == 300
     messages: list[tuple[str, tuple[int, str]]] = []
-    run_bounds(problem, lambda *news: messages.append(news), None, SolveOptions(time_limit=20), 300)
+    job = Job(problem, None, SolveOptions(time_limit=20), 300)
+    run_bounds(job, lambda *news: messages.append(news))
     assert messages[-1] == ("named bound", (303, "one device"))
     assert all(bound > 300 for _, (bound, _) in messages)  # what the race has already is no news
     devices = devices_of(problem.profile, 8)

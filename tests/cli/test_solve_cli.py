@@ -358,7 +358,7 @@ def test_a_start_of_none_is_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
     starts = []
 
     def run_race(race: Race, tasks: Any, until: float) -> None:
-        starts.append(tasks[0][2]["start"])
+        starts.append(tasks[0][1].args[1].start)
 
     monkeypatch.setattr(jobs, "run_race", run_race)
     for warm_start in (None, "none"):

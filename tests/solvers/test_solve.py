@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +107,11 @@ def test_the_file_holds_the_schedule_of_the_result(tmp_path: Path) -> None:
     assert Schedule.load(path) == result.schedule
 
 
-def _dies(problem: Problem, report: Any, **_: Any) -> None:
+def _dies(*_: Any) -> None:
     raise RuntimeError("no luck")
 
 
-def _finds(problem: Problem, report: Any, **_: Any) -> None:
+def _finds(problem: Problem, report: Any, _: Any) -> None:
     report("incumbent", (build("zb-h1", problem.profile, problem.microbatches), "good"))
     report("bound", 1)
     report("size", (2, 3))
@@ -118,7 +119,8 @@ def _finds(problem: Problem, report: Any, **_: Any) -> None:
 
 def test_a_race_outlives_its_engines_and_keeps_to_its_time() -> None:
     race = Race(make_problem(uniform(4), 8, 400))
-    run_race(race, [("bad", _dies, {}), ("slow", sleeps, {}), ("good", _finds, {})], until=3.0)
+    good = partial(_finds, race.problem)
+    run_race(race, [("bad", _dies), ("slow", sleeps), ("good", good)], until=3.0)
     assert race.seconds < 10
     assert race.failures == {"bad": "RuntimeError: no luck"}
     assert race.engine == "good"
@@ -133,7 +135,8 @@ def _waits_for_word(problem: Problem, report: Any, others: Any) -> None:
 
 def test_engines_receive_each_others_incumbents() -> None:
     race = Race(make_problem(uniform(4), 8, 400))
-    run_race(race, [("waits", _waits_for_word, {}), ("good", _finds, {})], until=20.0)
+    waits, good = (partial(engine, race.problem) for engine in (_waits_for_word, _finds))
+    run_race(race, [("waits", waits), ("good", good)], until=20.0)
     assert race.proven
     assert race.bound_name == "waits"
     assert race.seconds < 10
@@ -160,14 +163,14 @@ def test_a_part_of_a_search_continues_while_it_gains(monkeypatch: pytest.MonkeyP
     assert round(clock.left, 1) == 0.0
 
 
-def _refuses(problem: Problem, report: Any, **arguments: Any) -> None:
+def _refuses(*_: Any) -> None:
     raise NoSolution("too much to ask")
 
 
 def test_an_engine_alone_is_held_to_the_clock_and_its_refusal_is_raised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(jobs, "run_engine", lambda problem, report, **_: sleeps(problem, report))
+    monkeypatch.setattr(jobs, "run_engine", sleeps)
     found = solve(uniform(4, 16), 8, 200, engine="cpsat", time_limit=1)
     assert found.seconds < 5
     monkeypatch.setattr(jobs, "run_engine", _refuses)

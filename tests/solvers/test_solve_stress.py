@@ -30,6 +30,7 @@ from optpipe_sim.solvers.race import jobs, rules
 from optpipe_sim.solvers.race.cache import open_cache
 from optpipe_sim.solvers.race.identity import identity
 from optpipe_sim.solvers.race.race import Race
+from optpipe_sim.solvers.reports import Job
 from optpipe_sim.solvers.robust import solve_robust
 from optpipe_sim.units import size_above
 
@@ -277,7 +278,7 @@ def test_from_nothing_is_without_adaoffload_for_the_milp_too() -> None:
     costs = []
     for start in (known.schedule, None):
         with pytest.raises(First) as first:
-            milp.run(problem, report, start, SolveOptions(engine="milp", workers=1))
+            milp.run(Job(problem, start, SolveOptions(engine="milp", workers=1)), report)
         costs.append(first.value.args[0])
     assert costs[0] == known.objective_ns
     assert costs[1] != known.objective_ns

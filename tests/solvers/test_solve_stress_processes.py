@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def test_ctrl_c_while_processes_are_made_leaves_none(monkeypatch: Any) -> None:
     monkeypatch.setattr(context.Process, "start", start_and_interrupt)
     race = Race(make_problem(uniform(4, 16), 8, 200))
     with pytest.raises(KeyboardInterrupt):
-        run_race(race, [("slow", sleeps, {}), ("slower", sleeps, {})], until=30.0)
+        run_race(race, [("slow", sleeps), ("slower", sleeps)], until=30.0)
     assert len(made) == 2
     assert not any(process.is_alive() for process in made)
 
@@ -117,7 +118,7 @@ def test_processes_that_run_together_end_with_the_caller(
     assert caller.communicate(timeout=60) == (said, "")  # once no process has its pipes any more
 
 
-def _deaf(*_: Any, **__: Any) -> None:
+def _deaf(*_: Any) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(60)
 
@@ -125,16 +126,16 @@ def _deaf(*_: Any, **__: Any) -> None:
 def test_an_engine_that_will_not_end_is_killed() -> None:
     race = Race(make_problem(uniform(4, 16), 8, 200))
     began = time.monotonic()
-    run_race(race, [("deaf", _deaf, {})], until=1.0)
+    run_race(race, [("deaf", _deaf)], until=1.0)
     assert time.monotonic() - began < 20
     assert race.failures == {}
 
 
-def _reads_nothing(problem: Any, report: Any, **_: Any) -> None:
+def _reads_nothing(*_: Any) -> None:
     time.sleep(3)
 
 
-def _reports_often(problem: Any, report: Any, **_: Any) -> None:
+def _reports_often(problem: Any, report: Any, _: Any) -> None:
     """Ever better schedules, more than a pipe holds."""
     shape = problem.shape
     for depth in range(40):
@@ -145,6 +146,7 @@ def _reports_often(problem: Any, report: Any, **_: Any) -> None:
 def test_a_worker_that_reads_no_messages_keeps_no_other_waiting() -> None:
     race = Race(make_problem(uniform(16, 1), 64, None))
     threads = threading.active_count()
-    run_race(race, [("silent", _reads_nothing, {}), ("reports", _reports_often, {})], until=20.0)
+    often = partial(_reports_often, race.problem)
+    run_race(race, [("silent", _reads_nothing), ("reports", often)], until=20.0)
     assert race.best is not None
     assert threading.active_count() <= threads

@@ -12,9 +12,8 @@ from __future__ import annotations
 import threading
 
 from ...schedule import Schedule
-from ..options import SolveOptions
 from ..problem import Problem
-from ..reports import Others, Report, no_report
+from ..reports import Job, Others, Report, no_report
 from ..result import SolveResult, report_result
 from .phases import CpsatOptions
 from .proving import OnBound, OnIncumbent, OnModel, Search
@@ -71,22 +70,15 @@ def solve_cpsat(
     return search.run()
 
 
-def run(
-    problem: Problem,
-    report: Report,
-    start: Schedule | None,
-    options: SolveOptions,
-    bound_ns: int = 0,
-    others: Others = no_report,
-) -> None:
+def run(job: Job, report: Report, others: Others = no_report) -> None:
     """Run CP-SAT as an engine of the race: for proofs, and for schedules that the search does not cover."""
     found = solve_cpsat(
-        problem,
-        options.time_limit,
-        warm_start=start,
-        seed=options.seed,
-        workers=options.workers or 1,
-        lower_bound_ns=bound_ns,
+        job.problem,
+        job.options.time_limit,
+        warm_start=job.start,
+        seed=job.options.seed,
+        workers=job.options.workers or 1,
+        lower_bound_ns=job.bound_ns,
         others=others,
         on_incumbent=lambda seconds, cost, schedule: report("incumbent", (schedule, "cpsat")),
         on_bound=lambda seconds, bound: report("bound", bound),

@@ -31,9 +31,8 @@ from ...files import write_bytes
 from ...schedule import Schedule
 from ...schedules.adaoffload.adaoffload import adaoffload
 from ...trace import Trace
-from ..options import SolveOptions
 from ..problem import Problem
-from ..reports import Others, Report, no_report
+from ..reports import Job, Others, Report, no_report
 from ..result import SolveResult, make_result, report_result
 from .model import build_model, model_size
 from .options import MilpOptions
@@ -108,22 +107,16 @@ def solve_milp(
     return run.result(model, outcome, solver)
 
 
-def run(
-    problem: Problem,
-    report: Report,
-    start: Schedule | None,
-    options: SolveOptions,
-    bound_ns: int = 0,
-    others: Others = no_report,
-) -> None:
+def run(job: Job, report: Report, others: Others = no_report) -> None:
     """Run the reconstructed MILP as an engine of the race; it ignores the schedules of other engines."""
+    options = job.options
     # without a start also means without AdaOffload
-    accelerations = MilpOptions(adaoffload=start is not None)
-    report("size", model_size(problem, accelerations))  # first, as a proof may end the race
+    accelerations = MilpOptions(adaoffload=job.start is not None)
+    report("size", model_size(job.problem, accelerations))  # first, as a proof may end the race
     found = solve_milp(
-        problem,
+        job.problem,
         options.time_limit,
-        warm_start=start,
+        warm_start=job.start,
         solver=options.solver,
         seed=options.seed,
         threads=options.workers or 1,

@@ -14,10 +14,8 @@ from ...bounds.device.prices import prices
 from ...bounds.device.problem import OneDevice, one_device
 from ...bounds.lp import configuration_bounds
 from ...bounds.windows import Pipeline
-from ...schedule import Schedule
-from ..options import SolveOptions
 from ..problem import Problem
-from ..reports import Others, Report, no_report
+from ..reports import Job, Others, Report, no_report
 from .identity import identity
 
 ROOMS = (2_000, 30_000)  # nodes of the searches best first
@@ -46,22 +44,15 @@ def best_bound(
     return _BoundSearch(problem, time_limit, goal_ns, on_bound, others).run()
 
 
-def run(
-    problem: Problem,
-    report: Report,
-    start: Schedule | None,
-    options: SolveOptions,
-    bound_ns: int = 0,
-    others: Others = no_report,
-) -> None:
+def run(job: Job, report: Report, others: Others = no_report) -> None:
     """Run the search for bounds as an engine of the race; it is deterministic."""
-    goal = NEVER if start is None else problem.replay(start).cost_ns
+    goal = NEVER if job.start is None else job.problem.replay(job.start).cost_ns
 
     def better(bound: int, name: str) -> None:
-        if bound > bound_ns:
+        if bound > job.bound_ns:
             report("named bound", (bound, name))
 
-    best_bound(problem, options.time_limit, goal, better, others)
+    best_bound(job.problem, job.options.time_limit, goal, better, others)
 
 
 class _BoundSearch:

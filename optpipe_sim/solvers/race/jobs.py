@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from os import cpu_count
 from typing import Any
@@ -13,15 +14,15 @@ from ..anneal.annealer import treats
 from ..anneal.host import writes_behind
 from ..options import SolveOptions
 from ..problem import Problem
-from ..reports import Report
-from .race import Job, Race, run_race
+from ..reports import Job, Others, Report
+from .race import Race, run_race
 
 # The module with the function ``run`` of each engine, relative to this package.
 ROOMS = {
     "search": "..search",
     "cpsat": "..cpsat.cpsat",
     "milp": "..milp.milp",
-    "bounds": ".bounds",
+    "one device": ".bounds",
 }
 HUNT_SHARE = 0.25  # largest share of the time for the expensive bounds
 GRACE_S = 1.0  # grace period for a single engine to report its bound
@@ -57,7 +58,8 @@ def compete(race: Race, options: SolveOptions, until: float, cold: bool, brief: 
     race.refusal = None
     jobs = jobs_of(race, replace(options, time_limit=until - race.seconds), cold, brief)
     alone = options.engine != "auto"
-    run_race(race, jobs, until + GRACE_S if alone else until)
+    calls = [(engine, partial(run_engine, engine, job)) for engine, job in jobs]
+    run_race(race, calls, until + GRACE_S if alone else until)
     race.turns += 1
     if alone and race.refusal is not None:
         raise race.refusal
@@ -65,8 +67,8 @@ def compete(race: Race, options: SolveOptions, until: float, cold: bool, brief: 
 
 def jobs_of(
     race: Race, options: SolveOptions, cold: bool, brief: bool = False
-) -> list[tuple[str, Job, dict[str, Any]]]:
-    """Make the jobs of a race: one engine alone, or with ``auto`` one for each core. On small
+) -> list[tuple[str, Job]]:
+    """Make the jobs of a race, each with its engine: one alone, or with ``auto`` one for each core. On small
     problems CP-SAT proves (and wherever the search may end early, see `writes_behind`); the other
     processes search, and one more searches for bounds for a while.
 
@@ -76,8 +78,13 @@ def jobs_of(
     """
     problem, cores = race.problem, options.workers or cpu_count() or 1
     options = replace(options, workers=cores)
+
+    def job(engine: str, own: SolveOptions, **more: Any) -> tuple[str, Job]:
+        start, chosen = (None, ()) if cold else (race.best, race.starts)
+        return engine, Job(problem, start, own, race.bound_ns, chosen, **more)
+
     if options.engine != "auto":
-        return [_job(options.engine, race, options, cold)]
+        return [job(options.engine, options)]
     names = ["search"] * cores
     ops = 3 * problem.shape.stages * problem.shape.units
     small = SMALL_TREATED if treats(problem) else SMALL
@@ -87,39 +94,17 @@ def jobs_of(
     searches = names.count("search")
     first_seed = options.seed + len(names) * race.turns
     jobs = [
-        _job(name, race, replace(each, seed=first_seed + number), cold, (number, searches), brief)
+        job(name, replace(each, seed=first_seed + number), part=(number, searches), brief=brief)
         for number, name in enumerate(names)
     ]
     one_by_one = problem.shape.slices == 1 and not problem.may_pair
     if problem.limits is not None and one_by_one and not brief:
         hunt = replace(each, workers=1, time_limit=HUNT_SHARE * options.time_limit)
-        _, job, arguments = _job("bounds", race, hunt, cold)
-        jobs.append(("one device", job, arguments))
+        jobs.append(job("one device", hunt))
     return jobs
 
 
-def run_engine(problem: Problem, report: Report, engine: str, **arguments: Any) -> None:
+def run_engine(engine: str, job: Job, report: Report, others: Others) -> None:
     """Run one engine. Its module is imported here, in the engine's process, as OR-tools and Pyomo
     are large."""
-    import_module(ROOMS[engine], __package__).run(problem, report, **arguments)
-
-
-def _job(
-    name: str,
-    race: Race,
-    options: SolveOptions,
-    cold: bool,
-    part: tuple[int, int] = (0, 1),
-    brief: bool = False,
-) -> tuple[str, Job, dict[str, Any]]:
-    """Make the job of an engine, started from the best schedule so far; `part`: its number and the
-    total of parallel searches."""
-    arguments: dict[str, Any] = {
-        "engine": name,
-        "start": None if cold else race.best,
-        "options": options,
-        "bound_ns": race.bound_ns,
-    }
-    if name == "search" and treats(race.problem):
-        arguments |= {"chosen": () if cold else race.starts, "part": part, "brief": brief}
-    return name, run_engine, arguments
+    import_module(ROOMS[engine], __package__).run(job, report, others)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -18,8 +18,6 @@ from ..problem import Problem
 from ..reports import Others, Report
 from ..result import SolveResult, make_result, within
 from .identity import identity
-
-Job = Callable[..., None]
 
 
 @dataclass(eq=False)
@@ -200,23 +198,18 @@ class Race:
             self.watch(self)
 
 
-def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: float) -> None:
-    """Run each job (engine name, function, arguments) in its process until all have ended, the time
-    limit `until` (seconds of the race) is reached, or the gap is closed (`Race.gap`).
+def run_race(
+    race: Race, jobs: Sequence[tuple[str, Callable[[Report, Others], None]]], until: float
+) -> None:
+    """Run each job (its engine, and a function of what it reports with and asks for schedules with, see
+    `solvers.reports`) in its process until all have ended, the time limit `until` (seconds of the race) is
+    reached, or the gap is closed (`Race.gap`).
 
-    A job is called as ``function(problem, report, others=others, **arguments)`` and reports
-    ``report("incumbent", (schedule, method))``, ``("bound", ns)``, ``("named bound", (ns, name))`` if the
-    engine has several kinds of bounds, ``("infeasible", None)`` or ``("size", (variables,
-    constraints))``. `others()` returns the incumbent if another engine has improved it since the
-    last call. The death of one process does not affect the others. Ctrl-C ends the race and keeps
-    the incumbent.
+    The death of one process does not affect the others. Ctrl-C ends the race and keeps the incumbent.
     """
-    calls = [
-        partial(_run_job, function, race.problem, arguments) for _, function, arguments in jobs
-    ]
     workers = Workers()
     try:
-        workers.start(calls)
+        workers.start([partial(_run_job, job) for _, job in jobs])
         for number, (kind, value) in workers.messages(lambda: race.seconds >= until, race.notify):
             known = race.best
             race.receive(jobs[number][0], kind, value)
@@ -229,12 +222,10 @@ def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: flo
             race.failures[jobs[number][0]] = how
 
 
-def _run_job(
-    function: Job, problem: Problem, arguments: dict[str, Any], report: Report, others: Others
-) -> None:
+def _run_job(job: Callable[[Report, Others], None], report: Report, others: Others) -> None:
     """Run a job in its process; if it fails, the others continue and the race reports the failure."""
     try:
-        function(problem, report, others=others, **arguments)
+        job(report, others)
     except OptPipeError as error:
         report("failed", error)
     except (BrokenPipeError, EOFError):

@@ -7,7 +7,6 @@ from typing import Any
 
 from optpipe_sim import CostProfile, simulate
 from optpipe_sim.checker.check import check, check_trace
-from optpipe_sim.solvers.problem import Problem
 from optpipe_sim.solvers.result import SolveResult
 
 
@@ -25,7 +24,7 @@ def verify(result: SolveResult, profile: CostProfile, limit: Any, objective: str
     assert costs[-1] >= result.objective_ns
 
 
-def sleeps(problem: Problem, report: Any, **_: Any) -> None:
+def sleeps(*_: Any) -> None:
     import time
 
     time.sleep(60)

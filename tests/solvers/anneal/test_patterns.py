@@ -10,6 +10,7 @@ from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
 from optpipe_sim.solvers.anneal.patterns import PER_PERIOD, pattern_start
 from optpipe_sim.solvers.options import SolveOptions
 from optpipe_sim.solvers.problem import make_problem
+from optpipe_sim.solvers.reports import Job
 from optpipe_sim.solvers.search import run
 
 
@@ -65,9 +66,9 @@ def test_a_search_with_shared_links_starts_from_a_pattern() -> None:
         names.append(value[0].meta.get("name", ""))
 
     options = SolveOptions(engine="search", time_limit=10, evaluations=500)
-    run(problem, report, None, options)
+    run(Job(problem, None, options), report)
     assert "pattern" in names
     names.clear()
     alone = make_problem(paired(2, host_link_groups=[], host_link="per_direction"), 10)
-    run(alone, report, None, options)
+    run(Job(alone, None, options), report)
     assert "pattern" not in names
