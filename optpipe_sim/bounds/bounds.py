@@ -317,22 +317,17 @@ def fill_and_drain_parts(
     for d, stages in sorted(chains.stages_of.items()):
         if only not in (None, d):
             continue
-        capacity, head, first_back, tail, drains = _ends(chains, d, microbatches, memory_limit)
-        after = min(one.extra_ns + max(0, tail - one.weights_ns) for one in drains)
-        if capacity is None:
-            wait = head
+        ends = _ends(chains, d, microbatches, memory_limit)
+        lost = least_drains(ends.tail, ends.drains)[1]
+        if ends.capacity is None:
+            wait, after = ends.head, lost
         elif len(stages) == 1:
-            wait, after = _one_stage(
-                profile, stages[0], microbatches, capacity, head, first_back, tail, drains
-            )
+            wait, after = _one_stage(profile, stages[0], microbatches, ends)
         else:
-            wait, after = _many_stages(
-                profile, stages, microbatches, capacity, head, first_back, tail, drains
-            )
-        part = Parts(d, head, wait, microbatches * chains.work(stages), after)
+            wait, after = _many_stages(profile, stages, microbatches, ends)
+        part = Parts(d, ends.head, wait, microbatches * chains.work(stages), after)
         if profile.sending_ns:
-            lost = least_drains(tail, drains)[1]
-            sending = _with_sends(chains, part, stages, microbatches, first_back, lost)
+            sending = _with_sends(chains, part, stages, microbatches, ends.first_back, lost)
             part = max(part, sending, key=lambda each: each.ns)
         parts.append(part)
     return parts
@@ -388,21 +383,14 @@ def _with_sends(
     return Parts(part.device, part.head, wait, work, after)
 
 
-def _one_stage(
-    profile: CostProfile,
-    s: int,
-    microbatches: int,
-    capacity: int,
-    head: int,
-    first_back: int,
-    tail: int,
-    drains: Sequence[Drain],
-) -> tuple[int, int]:
+def _one_stage(profile: CostProfile, s: int, microbatches: int, ends: _Ends) -> tuple[int, int]:
     """Return t - x, and the time that the device loses from its last forward on, where their sum is least.
 
     What is recomputed after the first backward counts before it, or after the last forward, but not
     in both.
     """
+    capacity, head, first_back, tail, drains = ends
+    assert capacity is not None
     waits = waits_of_one(profile, s, microbatches, capacity, head, first_back)
     cost = profile.stages[s]
     delay = first_back - head - cost.t_f_ns
@@ -418,16 +406,11 @@ def _one_stage(
 
 
 def _many_stages(
-    profile: CostProfile,
-    stages: Sequence[int],
-    microbatches: int,
-    capacity: int,
-    head: int,
-    first_back: int,
-    tail: int,
-    drains: Sequence[Drain],
+    profile: CostProfile, stages: Sequence[int], microbatches: int, ends: _Ends
 ) -> tuple[int, int]:
     """As `_one_stage`, for several: what is recomputed counts before the first backward or after the last."""
+    capacity, head, first_back, tail, drains = ends
+    assert capacity is not None
     plain, lost = least_drains(tail, drains)
     relieved = wait_of_many(profile, stages, microbatches, capacity, head, first_back)
     if lost == plain:
