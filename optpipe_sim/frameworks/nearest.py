@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import Deadlock, OptPipeError
-from ..ops import BW, B, C, O, W
+from ..ops import C, O, W
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..sim import simulate, simulate_or_report
@@ -174,7 +174,7 @@ def _stripped(schedule: Schedule, nearest: Schedule) -> Iterator[tuple[str, str,
         left = left.parted()
         yield "pairs", counted(count, "pair as one op", "pairs as one op"), count, left
     if (count := int((kinds == W).sum())) and not (nearest.table[:, 0] == W).any():
-        left = _fused(left)
+        left = left.fused(np.ones(len(left), bool))
         yield "split", counted(count, "backward in two", "backwards in two"), count, left
     if left != nearest:
         other = left.shape.placement != nearest.shape.placement
@@ -189,14 +189,3 @@ def _other_levels(schedule: Schedule, nearest: Schedule) -> int:
         for one in (schedule, nearest)
     )
     return int((ours != theirs).sum())
-
-
-def _fused(schedule: Schedule) -> Schedule:
-    """Replace each B by a BW and drop the W's."""
-    table = schedule.table.copy()
-    table[table[:, 0] == B, 0] = BW
-    kept = table[:, 0] != W
-    offsets = np.concatenate(([0], np.cumsum(kept)))[schedule.offsets]
-    return Schedule.from_table(
-        schedule.shape, table[kept], offsets, schedule.link_order, schedule.meta, schedule.levels
-    )

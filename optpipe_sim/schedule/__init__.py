@@ -382,6 +382,14 @@ class Schedule:
         }
         return self.replace(**{**rows, **changes})
 
+    def fused(self, whole: np.ndarray, **changes: Any) -> Schedule:
+        """Return a copy in which those rows of the table that are `whole` (a mask) have a BW in the place of each
+        B, and no W; with the `changes` of `replace`."""
+        kinds, table = self.table[:, 0], self.table.copy()
+        table[whole & (kinds == B), 0] = BW
+        kept = ~(whole & (kinds == W))
+        return self.only(kept, table=table[kept], **changes)
+
     def parted(self) -> Schedule:
         """Return the schedule with the halves of each pair as two ops, the forward first; how many pairs
         there were is noted in ``meta["parted"]``.

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..errors import InvalidSchedule
-from ..ops import BW, B, W
+from ..ops import B, W
 from ..profile import CostProfile
 from . import Schedule
 
@@ -25,24 +25,10 @@ def fuse(schedule: Schedule, profile: CostProfile) -> Schedule:
     Such a B costs the whole backward and its W nothing, so fusing makes nothing slower
     under a memory limit. Returns the schedule itself where there is nothing to fuse.
     """
-    whole = _at_whole_stages(schedule, profile)
-    kinds = schedule.table[:, 0]
-    changed = whole & ((kinds == B) | (kinds == W))
-    if not changed.any():
+    whole, kinds = _at_whole_stages(schedule, profile), schedule.table[:, 0]
+    if not (whole & ((kinds == B) | (kinds == W))).any():
         return schedule
-    table = schedule.table.copy()
-    table[changed & (kinds == B), 0] = BW
-    kept = ~(changed & (kinds == W))
-    offsets = np.concatenate(([0], np.cumsum(kept)))[schedule.offsets]
-    return Schedule.from_table(
-        schedule.shape,
-        table[kept],
-        offsets,
-        schedule.link_order,
-        schedule.meta,
-        schedule.levels,
-        schedule.paired[kept],
-    )
+    return schedule.fused(whole)
 
 
 def fused_where_whole(schedule: Schedule, profile: CostProfile) -> Schedule:

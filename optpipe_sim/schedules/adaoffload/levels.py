@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...ops import BW, B, Op, OpKind, W
+from ...ops import Op, OpKind
 from ...profile import CostProfile
 from ...schedule import Levels, Schedule, Shape
 from ..recompute import fused_at_levels
@@ -86,12 +86,6 @@ def recomputed(
             if mine.any():
                 named[s, mine] = numbers.setdefault(level.name, len(numbers) + 1)
                 whole[s, mine] = cost.w_bytes > level.keep_bytes
-    kinds, stages, microbatches = table.T
-    fused = whole[stages, microbatches]
-    table = table.copy()
-    table[fused & (kinds == B), 0] = BW
-    kept = ~(fused & (kinds == W))
-    offsets = np.concatenate(([0], np.cumsum(kept)))[offsets]
-    return Schedule.from_table(
-        shape, table[kept], offsets, link_order, None, Levels(tuple(numbers), named)
-    )
+    _, stages, microbatches = table.T
+    schedule = Schedule.from_table(shape, table, offsets, link_order)
+    return schedule.fused(whole[stages, microbatches], recompute=Levels(tuple(numbers), named))

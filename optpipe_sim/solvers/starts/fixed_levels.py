@@ -276,11 +276,6 @@ def _needs(problem: Problem, levels: Sequence[int], at_once: Mapping[int, float]
 
 def realise(problem: Problem, choice: Choice, schedule: Schedule) -> Schedule:
     """Convert a schedule of a choice's plain problem to one of the problem itself."""
-    table = schedule.table.copy()
-    fused = np.array(choice.fused)[table[:, 1]]
-    table[fused & (table[:, 0] == B), 0] = BW
-    kept = ~(fused & (table[:, 0] == W))
     numbers = np.repeat(np.array(choice.levels)[:, None], problem.microbatches, axis=1)
-    return schedule.replace(table=table).only(
-        kept, recompute=named_levels(problem.profile, numbers)
-    )
+    levels = named_levels(problem.profile, numbers)
+    return schedule.fused(np.array(choice.fused)[schedule.table[:, 1]], recompute=levels)
