@@ -10,7 +10,6 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
-from optpipe_sim.bounds.free_lunch import round_trip_ratio
 from optpipe_sim.errors import OptPipeError, OutOfMemory
 from optpipe_sim.names import build
 from optpipe_sim.profile import CostProfile
@@ -166,7 +165,7 @@ def _copy_ratio(profile: CostProfile) -> float | None:
     if profile.offload is None:
         return None
     return max(
-        round_trip_ratio(c.t_f_ns, c.t_b_ns, c.t_w_ns, c.t_offload_ns or 0, c.t_reload_ns or 0)
+        ((c.t_offload_ns or 0) + (c.t_reload_ns or 0)) / (c.t_f_ns + c.t_b_ns + c.t_w_ns)
         for c in profile.stages
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 from experiments.published import published
-from optpipe_sim.bounds.free_lunch import free_lunch_ratio
 from optpipe_sim.ops import BW, F, O, Op, Pair, R
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.profile_io import load_profile
@@ -18,6 +17,25 @@ from optpipe_sim.trace import Trace
 
 VERSION = 1
 _AHEAD = 4  # a reload is issued up to so many ops before its backward; the best is taken
+
+
+def free_lunch_ratio(
+    hidden: int, seq: int, compute_tflops: float, offload_gb_per_s: float
+) -> float:
+    """k = 10 / (3 (6 h + s)) B_c / B_o: equation 1 of PipeOffload (arXiv 2503.01328).
+
+    k is the round trip of a layer's activations over its compute time. With norms, GeLU and dropout recomputed a
+    GPT layer keeps 20 s b h bytes, so T_o = 40 s b h / B_o, one direction at a time; its F, B and W take T_c = 12
+    s b h (6 h + s) / B_c. Everything can be offloaded for free if k <= 1.
+
+    With the authors' rates (A100: 220 TFLOP/s, 15 GB/s) this gives their figure 1 (left) to .01 at
+    s = 4096 and to .035 at 8192, and lies up to .053 above it at 32768. The reason is in the
+    rates: the printed values are the formula's times a factor of the column alone (.997, .982, .965,
+    .940 for s = 4096 to 32768), for every h, to the rounding of the figure. A missing term
+    of the formula would depend on s / h. So the rates behind the figure changed with the sequence,
+    as if copies ran at 15.0, 15.3, 15.5 and 16.0 GB/s; which of the two rates, is not published.
+    """
+    return 10 / (3 * (6 * hidden + seq)) * (compute_tflops * 1e12) / (offload_gb_per_s * 1e9)
 
 
 def run(

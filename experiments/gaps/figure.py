@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from experiments.line_names import name_ends
 from experiments.spread import grouped, middle_runs
-from optpipe_sim.plot.labels import COLOURS, FONT, MARKERS, OUTLINE, line_styles, name_ends
+from optpipe_sim.plot.labels import COLOURS, FONT, MARKERS, OUTLINE, line_styles
 from optpipe_sim.plot.style import LIMIT, MUTED, new_figure, styled
 from optpipe_sim.solvers.milp.milp import MOST_ROWS
 

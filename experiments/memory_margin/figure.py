@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MultipleLocator, PercentFormatter
 
-from optpipe_sim.plot.labels import FONT, OUTLINE, line_styles, name_ends, schedule_label
+from experiments.line_names import name_ends
+from optpipe_sim.plot.labels import FONT, OUTLINE, line_styles, schedule_label
 from optpipe_sim.plot.style import INK, MUTED, new_figure, styled
 
 Row = Mapping[str, Any]

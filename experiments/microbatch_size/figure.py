@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
 
+from experiments.line_names import name_ends
 from experiments.spread import over_seeds
-from optpipe_sim.plot.labels import line_styles, name_ends, schedule_label
+from optpipe_sim.plot.labels import line_styles, schedule_label
 from optpipe_sim.plot.style import LIMIT, MUTED, new_figure, styled
 
 Row = Mapping[str, Any]

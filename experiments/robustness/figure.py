@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
+from experiments.line_names import name_ends
 from experiments.spread import over_seeds
-from optpipe_sim.plot.labels import COLOURS, MARKERS, name_ends, schedule_label
+from optpipe_sim.plot.labels import COLOURS, MARKERS, schedule_label
 from optpipe_sim.plot.style import INK, new_figure, styled
 
 Row = Mapping[str, Any]

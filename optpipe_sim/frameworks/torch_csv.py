@@ -13,10 +13,9 @@ import io
 import os
 import re
 from collections.abc import Collection
-from pathlib import Path
 
 from ..errors import InvalidSchedule
-from ..files import read_text, write_text
+from ..files import read_text
 from ..ops import BW, B, F, Op, Pair, W, flattened
 from ..schedule import Schedule, Shape
 from .losses import leave_out
@@ -55,13 +54,6 @@ def _action(op: Op | Pair) -> str:
     if op.kind not in _TO_TORCH:
         raise InvalidSchedule(f"torch-csv cannot express {op}")
     return f"{op.stage}{_TO_TORCH[op.kind]}{op.microbatch}"
-
-
-def save_torch_csv(
-    schedule: Schedule, path: str | os.PathLike[str], without: Collection[str] = ()
-) -> Path:
-    """Write `torch_csv` to a file, whole or not at all."""
-    return write_text(path, torch_csv(schedule, without))
 
 
 def from_torch_csv(text: str, source: str = "torch csv") -> Schedule:

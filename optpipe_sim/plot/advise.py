@@ -9,14 +9,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from .axis import points, size_unit, text_inches, time_unit
-from .labels import OUTLINE
+from .labels import FONT, OUTLINE
 from .style import INK, LIMIT, MUTED, new_figure, styled
 
 if TYPE_CHECKING:
     from ..costs.advise.rows import Advice, Point
 
 FITS, OVER, FRONT, BEST, BOUGHT = "#3F7FBF", "#B9B9B9", "#5E2D79", "#D9622B", "#2E8B57"
-_WIDTH, _HEIGHT, _FONT = 9.0, 5.4, 7.5  # inches; points, of names
+_WIDTH, _HEIGHT = 9.0, 5.4  # inches
 _SLOWEST = 2.5  # configurations slower than this many times the best are left out
 _LEFT, _RIGHT = 0.085, 0.885  # of the width: where the axis begins, how wide it is
 
@@ -129,7 +129,7 @@ def _draw(advice: Advice, ax: Axes) -> None:
             xycoords="axes fraction",
             textcoords="offset points",
             va="top",
-            fontsize=_FONT,
+            fontsize=FONT,
             color=MUTED,
         )
 
@@ -144,7 +144,7 @@ def _name(ax: Axes, places: list[tuple[float, float]], names: list[str]) -> None
     wide, high = points(ax)
     at = [ax.transLimits.transform(place) for place in places]
     spots = [(float(x) * wide, float(y) * high) for x, y in at]
-    longest = 72 * max(text_inches(name, _FONT) for name in names)
+    longest = 72 * max(text_inches(name, FONT) for name in names)
     column = max(x for x, _ in spots) + 30
     if column + longest > wide:
         column = max(4.0, min(x for x, _ in spots) - longest - 30)
@@ -157,7 +157,7 @@ def _name(ax: Axes, places: list[tuple[float, float]], names: list[str]) -> None
             (column, floor),
             xycoords="axes fraction",
             textcoords="axes points",
-            fontsize=_FONT,
+            fontsize=FONT,
             color=INK,
             va="bottom",
             path_effects=OUTLINE,

@@ -14,14 +14,14 @@ from matplotlib.ticker import MaxNLocator
 from ..errors import OptPipeError
 from ..profile.iteration import iteration_ns
 from .axis import points, size_unit, text_inches, time_unit
-from .labels import OUTLINE
+from .labels import FONT, OUTLINE
 from .style import INK, LIMIT, MUTED, new_figure, styled
 
 if TYPE_CHECKING:
     from ..solvers.frontier import Frontier
 
 BEST, BOUND, FIXED, FAMILY = "#3F7FBF", "#5E2D79", "#D9622B", "#2E8B57"
-_WIDTH, _HEIGHT, _FONT = 9.0, 5.2, 7.5  # inches; points, of names
+_WIDTH, _HEIGHT = 9.0, 5.2  # inches
 _Box = tuple[float, float, float, float]
 _Place = tuple[float, float]
 # where a name may begin (or end), in points from its place
@@ -185,7 +185,7 @@ def _published(
             textcoords="offset points",
             ha="right",
             va="bottom",
-            fontsize=_FONT,
+            fontsize=FONT,
             color=MUTED,
         )
     return {place: ", ".join(names) for place, names in sorted(places.items())}
@@ -208,7 +208,7 @@ def write_names(
         for (x, y), (u, v) in pairwise(unit.transform(corners) * size):
             taken.append((min(x, u) - 1, min(y, v) - 1, max(x, u) + 1, max(y, v) + 1))
     for place, text in names.items():
-        wide, (x, y) = 72 * text_inches(text, _FONT), at[place]
+        wide, (x, y) = 72 * text_inches(text, FONT), at[place]
         boxes = [
             (
                 x + dx - (wide if dx < 0 else 0),
@@ -250,7 +250,7 @@ def write_names(
             textcoords="offset points",
             ha="left",
             va="center",
-            fontsize=_FONT,
+            fontsize=FONT,
             color=INK,
             path_effects=OUTLINE,
         )

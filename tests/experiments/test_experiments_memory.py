@@ -15,11 +15,12 @@ from matplotlib.text import Text
 from unit_profiles import unit_profile
 
 from experiments import mismatch
+from experiments.line_names import apart
 from experiments.memory_frontier import figure as memory_frontier
 from experiments.memory_margin import task as margin
 from optpipe_sim import build, simulate
 from optpipe_sim.errors import OptPipeError
-from optpipe_sim.plot.labels import apart, schedule_label
+from optpipe_sim.plot.labels import schedule_label
 from optpipe_sim.sim.lower import lower
 from optpipe_sim.solvers.options import SolveOptions
 from optpipe_sim.study.experiment import load_experiment
