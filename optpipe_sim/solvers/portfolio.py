@@ -249,12 +249,10 @@ class Portfolio:
             until = max(limit / 2, limit - self.whole.problem.replay_s)
         if not self.whole.proven:
             self._first(until, given)
-        turns = 0
         for race, seconds, brief in self.turns(until):
             self._compete(race, seconds, cold, brief)
-            turns += 1
         by_name = engine not in ("auto", ADAOFFLOAD)
-        if self.alone and by_name and not turns and not self.whole.proven:
+        if self.alone and by_name and not self.whole.turns and not self.whole.proven:
             self.whole.failures[engine] = "no time was left for it"
         if self.whole.best is not None and engine != ADAOFFLOAD:
             self._tidy()
@@ -347,11 +345,10 @@ class Portfolio:
         """
         if self.alone and self.options.engine == ADAOFFLOAD:
             return
-        tried: list[Race] = []
         for most, share in ROUNDS:
             left = time_limit - self.whole.seconds
-            order = self._by_promise(left / 2)
-            order = [race for race in order if not tried or race in tried][:most]
+            again = any(race.turns for race in self.races)
+            order = [race for race in self._by_promise(left / 2) if race.turns or not again][:most]
             while len(order) > 1:
                 each = share * left / len(order)
                 if each >= SHORTEST_S and self._moves(order[0], each) >= FEWEST:
@@ -364,15 +361,16 @@ class Portfolio:
                 if seconds <= 0:
                     return
                 if not self.hopeless(race):
-                    tried.append(race)
                     yield race, seconds, not last
+                    race.turns += 1
             if last:
                 break
-        rest = [race for race in self.races if race not in tried and not race.infeasible]
+        rest = [race for race in self.races if not race.turns and not race.infeasible]
         for place, race in enumerate(rest):
             seconds = (time_limit - self.whole.seconds) / (len(rest) - place)
             if seconds > 0 and self.whole.best is None:
                 yield race, seconds, False
+                race.turns += 1
 
     def promise(self, race: Race, seconds: float) -> float:
         """Estimate the cost that the search reaches on a problem in this time, ns: a share of the gap is

@@ -60,7 +60,6 @@ def compete(race: Race, options: SolveOptions, until: float, cold: bool, brief: 
     alone = options.engine != "auto"
     calls = [(engine, partial(run_engine, engine, job)) for engine, job in jobs]
     run_race(race, calls, until + GRACE_S if alone else until)
-    race.turns += 1
     if alone and race.refusal is not None:
         raise race.refusal
 

@@ -26,7 +26,7 @@ class Race:
 
     Attributes:
         gap: the optimality gap at which the race ends.
-        turns: how often the engines have run on this problem so far.
+        turns: how often this problem has had its turn so far.
         starts: further start schedules for the search over treatments (see `starts.fixed_levels`).
         best, cost_ns, engine: the incumbent, its cost, and the engine that found it.
         bound_ns, bound_name: the best proven bound and the name of its proof.
