@@ -226,7 +226,7 @@ def one_microbatch(profile: CostProfile, objective: str = "flush") -> int:
     if not profile.alike:
         return max(one_microbatch(profile.of_class(*one), objective) for one in profile.classes)
     if profile.slices > 1:
-        return slices.one_microbatch(profile, objective)
+        return slices.one_microbatch(profile)
     chains = Chains(profile, objective)
     if objective == "span":
         return max(

@@ -30,7 +30,7 @@ class Chains:
         """Per stage, the earliest start of an F of it; one more entry: the end of the last F."""
         at = [0]
         for s, cost in enumerate(self.profile.stages):
-            at.append(at[-1] + cost.t_f_ns + self.latency(s, s + 1))
+            at.append(at[-1] + cost.t_f_ns + self.profile.message_ns(s, s + 1))
         return at
 
     @cached_property
@@ -40,14 +40,8 @@ class Chains:
         starts = []
         for s in reversed(range(len(self.profile.stages))):
             starts.append(at)
-            at += back_ns(self.profile.stages[s]) + self.latency(s, s - 1)
+            at += back_ns(self.profile.stages[s]) + self.profile.message_ns(s, s - 1)
         return starts[::-1]
-
-    def latency(self, s: int, other: int) -> int:
-        """Return the latency of a message between neighbouring stages; 0 if there is none."""
-        place = self.profile.placement
-        inside = 0 <= other < len(place)
-        return self.profile.t_comm_ns if inside and place[s] != place[other] else 0
 
     def head(self, s: int) -> int:
         """Return the earliest start of F of s; 0 for spans."""

@@ -24,7 +24,7 @@ def best(
     given = (profile, microbatches, objective)
     bounds = [
         (work(*given), "work"),
-        (one_microbatch(profile, objective), "one microbatch"),
+        (one_microbatch(profile), "one microbatch"),
         (fill_and_drain(*given, memory_limit), "fill and drain"),
         (residency(*given, memory_limit), "residency"),
     ]
@@ -51,14 +51,14 @@ def work(profile: CostProfile, microbatches: int, objective: str) -> int:
             # messages after its last op are not part of a span
             best = max(best, full + max(0, sends - profile.sending_ns))
             continue
-        head, tail = _head(profile, chains, stages[0]), _tail(profile, chains, stages[0])
+        head, tail = _head(profile, stages[0]), _tail(profile, stages[0])
         best = max(
             best, head + full + sends, head + direct + max(0, sends - profile.sending_ns) + tail
         )
     return best
 
 
-def one_microbatch(profile: CostProfile, objective: str) -> int:
+def one_microbatch(profile: CostProfile) -> int:
     """The longest chain of ops of one microbatch: its slices up the stages in order, and down in
     reverse; of a span, from the first F to the last backward of the device of stage 0.
 
@@ -66,15 +66,15 @@ def one_microbatch(profile: CostProfile, objective: str) -> int:
     likewise, the other way round; the last op of all is the first slice's backward at stage 0 with
     its W.
     """
-    chains, stages, n = Chains(profile, objective), profile.stages, profile.slices
+    stages, n = profile.stages, profile.slices
     at = [0] * n
     for number, cost in enumerate(stages):
-        latency = chains.latency(number, number - 1)
+        latency = profile.message_ns(number, number - 1)
         at = _passed([time + latency for time in at], [part.t_f_ns for part in cost.slices])
     at = [at[-1]] * n  # the last stage's backwards start after the F of the last slice
     for number in reversed(range(len(stages))):
         backs = [back_ns(part) for part in reversed(stages[number].slices)]
-        latency = chains.latency(number, number + 1)
+        latency = profile.message_ns(number, number + 1)
         at = _passed([time + latency for time in at], backs)
     first = stages[0].slices[0]
     return at[-1] - back_ns(first) + min(first.t_b_ns + first.t_w_ns, first.fused_ns)
@@ -111,13 +111,13 @@ def fill_and_drain(
     if limits is None:
         return 0
     chains, best = Chains(profile, objective), 0
-    up, down = _chains_of_slices(profile, chains)
+    up, down = _chains_of_slices(profile)
     for d, stages in chains.stages_of.items():
         capacity = limits[d] - profile.static_bytes[d]
         parts = [part for stage in stages for part in profile.stages[stage].slices]
         first, last = stages[0], stages[-1]
-        head = _head(profile, chains, first) if objective == "flush" else 0
-        tail = _tail(profile, chains, first) if objective == "flush" else 0
+        head = _head(profile, first) if objective == "flush" else 0
+        tail = _tail(profile, first) if objective == "flush" else 0
         b = (up[0][0] if objective == "flush" else up[first][0]) + down[last][-1]
         forwards = [
             (part.t_f_ns * microbatches, part.least_waiting_bytes(False) * microbatches)
@@ -151,7 +151,7 @@ def residency(
     if limits is None:
         return 0
     chains, best, offloads = Chains(profile, objective), 0, profile.offload is not None
-    up, down = _chains_of_slices(profile, chains)
+    up, down = _chains_of_slices(profile)
     for d, stages in chains.stages_of.items():
         capacity = limits[d] - profile.static_bytes[d]
         if capacity <= 0:
@@ -162,26 +162,26 @@ def residency(
                 wait = up[stage][k] + down[stage][k] - part.t_f_ns
                 held += part.least_waiting_bytes(False) * (part.t_f_ns + back_ns(part))
                 held += part.least_waiting_bytes(offloads) * wait
-        head = _head(profile, chains, stages[0]) if objective == "flush" else 0
+        head = _head(profile, stages[0]) if objective == "flush" else 0
         best = max(best, head - (-held * microbatches // capacity))
     return best
 
 
-def _head(profile: CostProfile, chains: Chains, first: int) -> int:
+def _head(profile: CostProfile, first: int) -> int:
     """Return the earliest start of an F at a stage."""
-    return sum(profile.stages[s].slices[0].t_f_ns + chains.latency(s, s + 1) for s in range(first))
-
-
-def _tail(profile: CostProfile, chains: Chains, first: int) -> int:
-    """Return the time from the end of a first slice's backward at a stage to its end at the first stage."""
     return sum(
-        back_ns(profile.stages[s].slices[0]) + chains.latency(s, s + 1) for s in range(first)
+        profile.stages[s].slices[0].t_f_ns + profile.message_ns(s, s + 1) for s in range(first)
     )
 
 
-def _chains_of_slices(
-    profile: CostProfile, chains: Chains
-) -> tuple[list[list[int]], list[list[int]]]:
+def _tail(profile: CostProfile, first: int) -> int:
+    """Return the time from the end of a first slice's backward at a stage to its end at the first stage."""
+    return sum(
+        back_ns(profile.stages[s].slices[0]) + profile.message_ns(s, s + 1) for s in range(first)
+    )
+
+
+def _chains_of_slices(profile: CostProfile) -> tuple[list[list[int]], list[list[int]]]:
     """Return, per stage and slice, the longest chain of one microbatch from the start of its F to the
     end of the last F of all, and from there to the start of its backward."""
     stages, n = profile.stages, profile.slices
@@ -190,7 +190,7 @@ def _chains_of_slices(
     for s in reversed(range(len(stages))):
         for k in reversed(range(n)):
             above, behind = s + 1 < len(stages), k + 1 < n
-            latency = chains.latency(s, s + 1)
+            latency = profile.message_ns(s, s + 1)
             later = [0]
             later += [up[s + 1][k] + latency] if above else []
             later += [up[s][k + 1]] if behind else []

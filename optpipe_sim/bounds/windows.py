@@ -30,7 +30,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -89,10 +88,7 @@ class Pipeline:
         self.forward = np.array([cost.t_f_ns for cost in profile.stages])
         self.back = np.array([back_ns(cost) for cost in profile.stages])
         self.longest = np.array([_longest_back_ns(cost) for cost in profile.stages])
-        place = profile.placement
-        self.latency = np.array(
-            [profile.t_comm_ns * (a != b) for a, b in pairwise(place)], np.int64
-        )
+        self.latency = np.array(profile.messages_ns, np.int64)
         self.step = max(1, int(min(self.forward.min(), self.back.min())) // FINEST)
         self.searches = 0
 

@@ -211,6 +211,17 @@ class CostProfile:
         return self.latency_ns + self.occupancy_ns
 
     @cached_property
+    def messages_ns(self) -> tuple[int, ...]:
+        """The time of a message between each stage and the next, either way, on a free link; 0 on one device."""
+        return tuple(self.t_comm_ns * (a != b) for a, b in pairwise(self.placement))
+
+    def message_ns(self, stage: int, other: int) -> int:
+        """Return the time of a message between neighbouring stages (see `messages_ns`); 0 if they are one, or one
+        does not exist."""
+        first, last = min(stage, other), max(stage, other)
+        return self.messages_ns[first] if 0 <= first < last < len(self.stages) else 0
+
+    @cached_property
     def op_table(self) -> OpTable:
         """Duration, allocation and release of every op, by kind, stage and treatment."""
         return make_table(self.stages)

@@ -73,7 +73,7 @@ def begin(
     stage[HOME] = costs.placement
     stage[ACT] = [cost.act_bytes for cost in costs.stages]
     stage[WEIGHT] = [cost.w_bytes for cost in costs.stages]
-    stage[LATENCY, :-1] = np.where(np.diff(stage[HOME]), costs.t_comm_ns, 0)
+    stage[LATENCY, :-1] = costs.messages_ns
     state = np.array([0, expected_idle], np.int64)
     own = stages // p * microbatches
     return Grown(

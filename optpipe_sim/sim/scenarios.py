@@ -154,8 +154,8 @@ def scenario_bounds(
     if np.any(profile.pair_hidden):
         back = np.minimum(back, _in_pairs(profile, scenarios, durations))
     work = (durations[:, F] + back).sum(2)
-    across = np.concatenate(([0], place[1:] != place[:-1])) * profile.t_comm_ns
-    come = np.cumsum(across)[None, :, None] * scenarios.comm[:, None, None]
+    passed = np.cumsum([0, *profile.messages_ns])
+    come = passed[None, :, None] * scenarios.comm[:, None, None]
     come = come + np.cumsum(durations[:, F], axis=1) - durations[:, F]
     first = come.min(2) if objective == "flush" else np.zeros((size, len(place)))
     bounds = np.zeros(size)

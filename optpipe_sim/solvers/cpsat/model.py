@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from math import gcd
 from typing import Any
 
@@ -102,8 +101,7 @@ class Model:
 
     def latency(self, stage: int, other: int) -> int:
         """The latency of a message between two stages, in units of time."""
-        place = self.problem.profile.placement
-        return self.problem.profile.t_comm_ns // self.unit_ns * (place[stage] != place[other])
+        return self.problem.profile.message_ns(stage, other) // self.unit_ns
 
     @cached_property
     def part_of(self) -> list[int]:
@@ -238,7 +236,7 @@ def time_unit(problem: Problem) -> int:
 def serial_ns(problem: Problem) -> int:
     """Return an upper bound on any replay, in ns: at any time an op runs or a message is under way."""
     costs = problem.profile
-    messages_ns = 2 * sum(a != b for a, b in pairwise(costs.placement)) * costs.t_comm_ns
+    messages_ns = 2 * sum(costs.messages_ns)
     # by way of copying, part, kind, stage and treatment
     longest = costs.part_tables.duration_ns.max(axis=(0, 4))
     if not costs.alike:

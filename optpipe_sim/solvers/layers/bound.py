@@ -210,8 +210,7 @@ def _one_microbatch(profile: CostProfile, objective: str) -> int:
     chain = sum(
         item.cost.t_f_ns + min(item.cost.t_b_ns, item.cost.fused_ns) for item in profile.items
     )
-    crossings = sum(a != b for a, b in pairwise(profile.placement))
-    return chain + 2 * crossings * profile.t_comm_ns
+    return chain + 2 * sum(profile.messages_ns)
 
 
 def _dealt(profile: CostProfile, work: Sequence[int], objective: str) -> int:
@@ -227,8 +226,7 @@ def _dealt(profile: CostProfile, work: Sequence[int], objective: str) -> int:
     for d in range(p):
         s = place.index(d)
         if objective == "flush":
-            crossings = sum(a != b for a, b in pairwise(place[: s + 1]))
-            heads[d] = forward[s] + crossings * profile.t_comm_ns
+            heads[d] = forward[s] + sum(profile.messages_ns[:s])
     for item, device in ((first, place[0]), (last, place[-1])):
         pinned[device] += item
         held[device] += 1

@@ -110,21 +110,17 @@ class Sets:
         kinds += [(kind, s) for s in self.offloadable for kind in (O, R)]
         return [op for kind, s in kinds for op in self.of(kind, s)]
 
-    def latency(self, s: int, other: int) -> int:
-        """Return the latency of a message between two stages; on serial links it may take longer."""
-        return self.problem.profile.t_comm_ns if self.place[s] != self.place[other] else 0
-
     @cached_property
     def flow(self) -> list[tuple[Op, Op, int]]:
         """(a, b, latency): b starts at least `latency` after the end of a, for compute ops."""
         rows = []
         for s in self.stages:
+            latency, last = self.problem.profile.message_ns(s, s + 1), s == self.stages[-1]
             for j in range(self.m):
                 f, b, w = (Op(kind, s, j) for kind in KINDS)
-                last = s == self.stages[-1]
                 if not last:
-                    rows.append((f, Op(F, s + 1, j), self.latency(s, s + 1)))
-                    rows.append((Op(B, s + 1, j), b, self.latency(s, s + 1)))
+                    rows.append((f, Op(F, s + 1, j), latency))
+                    rows.append((Op(B, s + 1, j), b, latency))
                 if last or not self.options.drop:
                     rows.append((f, b, 0))
                 rows.append((b, w, 0))

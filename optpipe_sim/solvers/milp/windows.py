@@ -22,7 +22,7 @@ def serial_ns(sets: Sets) -> int:
     """Return the time of all ops and messages one after the other. No optimal schedule takes longer, as
     each of its ops starts at 0 or when something that it waits for ends."""
     costs = sets.problem.profile
-    latencies = sum(2 * sets.latency(s, s + 1) for s in sets.stages[:-1])
+    latencies = 2 * sum(costs.messages_ns)
     per_microbatch = sum(
         max(sets.durations[kind][s], int(costs.durations_ns[kind, s]))
         for kind in (*KINDS, O, R)
@@ -51,7 +51,7 @@ def windows(sets: Sets, upper_ns: int) -> Windows:
     first = [0] * len(sets.devices)
     for d in sets.devices:  # a device waits at least for the first microbatch to arrive
         for s in range(sets.first_stage(d)):
-            first[d] += sets.durations[F][s] + sets.latency(s, s + 1)
+            first[d] += sets.durations[F][s] + sets.problem.profile.message_ns(s, s + 1)
     for op in sets.sorted_ops:
         d = sets.place[op.stage]
         early[op] = max(early[op], first[d] + load(before[op], d))
