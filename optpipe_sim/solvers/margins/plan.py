@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from math import ceil
 from operator import le
 from typing import Any
@@ -44,19 +45,14 @@ PLAN, NOMINAL = (
 )  # shares of the time: for the plan itself, and for the plan without any margin
 
 
-@dataclass(frozen=True)
-class _Grown:
-    """Multiply and round up; None stays None."""
-
-    factor: Fraction
-
-    def __call__(self, value: int | None) -> Any:
-        return None if value is None else ceil(value * self.factor)
-
-
 def _growth(share: float) -> Fraction:
     """Return 1 + share, as a fraction of the decimals that were written."""
     return 1 + Fraction(str(share))
+
+
+def _grown(share: float, value: int | None) -> Any:
+    """Return a value that is larger by a share, rounded up; None stays None."""
+    return None if value is None else ceil(value * _growth(share))
 
 
 def padded(profile: CostProfile, margins: Margins) -> CostProfile:
@@ -71,7 +67,7 @@ def padded(profile: CostProfile, margins: Margins) -> CostProfile:
 
     def change(_: int, cost: StageCost) -> StageCost:
         longer, held, copied = (
-            _Grown(_growth(share)) for share in (margins.ops, margins.memory, margins.copies)
+            partial(_grown, share) for share in (margins.ops, margins.memory, margins.copies)
         )
         act = held(cost.act_bytes) or 0
 

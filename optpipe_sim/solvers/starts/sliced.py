@@ -14,11 +14,10 @@ from ...schedule import Levels, Schedule
 from ...schedules import GROUPED_OFFLOADED, REGISTRY, SLICES_OFFLOADED, those
 from ...schedules.classic import one_by_one
 from ...schedules.copies import with_copies
-from ...schedules.recompute import with_level
 from ...schedules.sliced.orders import interleaved
 from ..problem import Problem
 from .published import build_those
-from .variants import Way, both_ways, recomputed_at, ways_of
+from .variants import both_ways, recomputed_at, recomputed_in, ways_of
 
 _PLAIN = {
     name: entry
@@ -86,7 +85,7 @@ def one_at_a_time(problem: Problem) -> Built:
 
         plain = Schedule(shape, [program(device) for device in range(shape.devices)])
         for way in ways_of(problem):
-            yield "one microbatch at a time", _recomputed(plain, problem, way)
+            yield "one microbatch at a time", recomputed_in(problem, plain, way)
 
 
 def few_in_flight(problem: Problem) -> Built:
@@ -108,13 +107,7 @@ def few_in_flight(problem: Problem) -> Built:
             except OptPipeError:
                 continue
             for way in ways_of(problem):
-                yield "few in flight", _recomputed(base, problem, way)
-
-
-def _recomputed(schedule: Schedule, problem: Problem, way: Way | None) -> Schedule:
-    if way is None:
-        return schedule
-    return with_level(schedule, problem.profile, way.level, way.apart)
+                yield "few in flight", recomputed_in(problem, base, way)
 
 
 def whole(problem: Problem) -> Problem:

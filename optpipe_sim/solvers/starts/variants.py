@@ -261,7 +261,7 @@ def _order(
 ) -> _Order | None:
     """Make an order that may fit with some number of offloaded chunks; None if there is none."""
     plain = grouped(planned, problem.microbatches, group, early, late)
-    schedule = _recomputed(problem, plain, way)
+    schedule = recomputed_in(problem, plain, way)
     may_fit = _may_fit(problem, schedule)
     if not may_fit:
         return None
@@ -276,7 +276,7 @@ def _planned(problem: Problem, way: Way | None) -> CostProfile:
     return as_split(costs)
 
 
-def _recomputed(problem: Problem, plain: Schedule, way: Way | None) -> Schedule:
+def recomputed_in(problem: Problem, plain: Schedule, way: Way | None) -> Schedule:
     """Return a schedule with every activation recomputed in one way; None: as it is."""
     return plain if way is None else with_level(plain, problem.profile, *way)
 
@@ -301,7 +301,7 @@ def _variant(problem: Problem, order: _Order, offloaded: int) -> Found:
         return order.at, f"{GROUPED}:{options}{last}", order.schedule
     schedule = with_copies(order.plain, order.planned, offloaded, start_ns=order.start_ns)
     name = f"{GROUPED_OFFLOADED}:{options},offloaded={offloaded}{last}"
-    return order.at, name, _recomputed(problem, schedule, order.way)
+    return order.at, name, recomputed_in(problem, schedule, order.way)
 
 
 def _may_fit(problem: Problem, order: Schedule) -> list[int]:
