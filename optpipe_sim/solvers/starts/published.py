@@ -52,7 +52,7 @@ def plain_schedules(problem: Problem, level: str | None = None) -> Iterator[tupl
     published and for the problem's limit.
 
     Args:
-        level: the level of recomputation of every activation, inside backwards and by separate ops.
+        level: as for `build_those`.
     """
     shape = problem.shape
     names: tuple[str, ...] = ()
@@ -67,12 +67,7 @@ def plain_schedules(problem: Problem, level: str | None = None) -> Iterator[tupl
     limit = "" if problem.limits is None else f"limit={size_text(min(problem.limits))}"
     planned = [name for name in names if name in FITTED.values()] if limit else []
     variants = [*names, *(f"{name}:{limit}" for name in planned)]
-    if level is not None:
-        yield from both_ways(
-            build_those(problem, [recomputed_at(name, level) for name in variants])
-        )
-        return
-    yield from build_those(problem, variants)
+    yield from build_those(problem, variants, level)
 
 
 def told_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
@@ -93,7 +88,7 @@ def interleaved_schedules(
     """Build 1F1B-I in every size of group but the default one, p.
 
     Args:
-        level: as for `plain_schedules`.
+        level: as for `build_those`.
         usual: the sizes that divide m, and 2p; otherwise all others that leave no rest, or one of at least p.
     """
     p, m = problem.profile.devices, problem.microbatches
@@ -108,10 +103,7 @@ def interleaved_schedules(
         names += [f"{name},pairs=yes" for name in interleaved]
     if problem.may_offload:
         names += [name.replace(INTERLEAVED, INTERLEAVED_OFFLOADED) for name in interleaved]
-    if level is None:
-        yield from build_those(problem, names)
-    else:
-        yield from both_ways(build_those(problem, [recomputed_at(name, level) for name in names]))
+    yield from build_those(problem, names, level)
 
 
 def recomputing_schedules(
@@ -140,11 +132,9 @@ def megatron_offloads(
         for delta in ("", f",delta={act}B"):
             if least_ns >= best_ns():
                 return
-            name = f"{MEGATRON_OFFLOAD}:fraction={fraction}{delta}"
-            if level is None:
-                yield from build_those(problem, [name])
-            else:
-                yield from both_ways(build_those(problem, [recomputed_at(name, level)]))
+            yield from build_those(
+                problem, [f"{MEGATRON_OFFLOAD}:fraction={fraction}{delta}"], level
+            )
 
 
 def _one_f_one_b_ns(problem: Problem, level: str | None = None) -> int:
@@ -160,8 +150,18 @@ def _one_f_one_b_ns(problem: Problem, level: str | None = None) -> int:
     return 0
 
 
-def build_those(problem: Problem, variants: Sequence[str]) -> Iterator[tuple[str, Schedule]]:
-    """Yield the schedules of these names with the problem's chunks, as far as they are of its shape."""
+def build_those(
+    problem: Problem, variants: Sequence[str], level: str | None = None
+) -> Iterator[tuple[str, Schedule]]:
+    """Yield the schedules of these names with the problem's chunks, as far as they are of its shape.
+
+    Args:
+        level: the level of recomputation of every activation, inside backwards and by separate ops.
+    """
+    if level is not None:
+        built = build_those(problem, [recomputed_at(variant, level) for variant in variants])
+        yield from both_ways(built)
+        return
     shape = problem.shape
     for variant in variants:
         name, options = parse_name(variant)

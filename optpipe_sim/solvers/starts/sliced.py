@@ -17,7 +17,7 @@ from ...schedules.copies import with_copies
 from ...schedules.sliced.orders import interleaved
 from ..problem import Problem
 from .published import build_those
-from .variants import both_ways, recomputed_at, recomputed_in, ways_of
+from .variants import recomputed_in, ways_of
 
 _PLAIN = {
     name: entry
@@ -48,10 +48,7 @@ def sliced_schedules(problem: Problem, level: str | None = None) -> Built:
             f"{GROUPED_OFFLOADED}:slices={n},offloaded={count}"
             for count in range(1, shape.chunks + 1)
         ]
-    if level is None:
-        yield from build_those(problem, wanted)
-    else:
-        yield from both_ways(build_those(problem, [recomputed_at(name, level) for name in wanted]))
+    yield from build_those(problem, wanted, level)
 
 
 def one_at_a_time(problem: Problem) -> Built:
