@@ -10,7 +10,7 @@ print(trace.bubble_rate, trace.peak_bytes)
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .lazy import looked_up
+from .lazy import PICTURES, looked_up
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ _HOME = {
     "StageCost": ".stage_cost",
     "Trace": ".trace",
 }
+PICTURES.update(overview=f"{__name__}.plot.picture", frontier_chart=f"{__name__}.plot.frontier")
 __all__ = sorted([*_HOME, "plot"])
 _found = looked_up(__name__, _HOME)
 

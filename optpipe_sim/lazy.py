@@ -1,4 +1,5 @@
-"""Names of a package that are looked up on first use, so that to import it loads nothing."""
+"""Names of a package that are looked up on first use, so that to import it loads nothing; and pictures that values
+draw of themselves, by functions of rooms above theirs."""
 
 from __future__ import annotations
 
@@ -20,3 +21,13 @@ def looked_up(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         return getattr(import_module(homes[name], package), name)
 
     return find
+
+
+# The module of each function that draws a value. The package fills it in (`__init__`): the rooms of the values know
+# nothing of those that draw.
+PICTURES: dict[str, str] = {}
+
+
+def drawn(picture: str, *given: Any) -> Any:
+    """Return the figure that a function of `PICTURES` draws."""
+    return getattr(import_module(PICTURES[picture]), picture)(*given)

@@ -65,7 +65,7 @@ OTHERS = [  # code outside the package
 
 
 def _imports(path: Path) -> set[str]:
-    """The modules of the package that a file imports anywhere, lazily and for types as well."""
+    """The modules of the package that a file imports anywhere, lazily, for types and by name as well."""
     package = ("optpipe_sim", *path.relative_to(PACKAGE).parts[:-1])
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -79,6 +79,8 @@ def _imports(path: Path) -> set[str]:
             }
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func):
+            found |= {each.value for each in node.args if isinstance(each, ast.Constant)}
     inside = {name for name in found if name.split(".")[0] == "optpipe_sim"}
     return {name.removeprefix("optpipe_sim").removeprefix(".") for name in inside} & set(FILES)
 

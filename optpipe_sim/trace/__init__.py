@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import OptPipeError
 from ..files import read_mapping, write_text
+from ..lazy import drawn
 from ..op_costs import edges, kept_costs, moved_bytes, op_costs
 from ..ops import O, Op, R
 from ..profile import CostProfile
@@ -26,7 +27,7 @@ from .held import memory_parts
 from .host import host_memory
 from .parts import Messages as Messages
 from .parts import Span as Span
-from .picture import overview_of, picture_html
+from .picture import picture_html
 from .steps import Steps, step_function
 from .waits import WAITS, waits_before_ops
 from .wear import Wear as Wear
@@ -116,7 +117,7 @@ class Trace:
         Raises:
             OptPipeError: for a part outside the iteration.
         """
-        return overview_of(self, start, end)
+        return drawn("overview", self, start, end)
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
