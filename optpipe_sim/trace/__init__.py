@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,6 @@ from ..units import format_size, format_time, html_table
 from .files import FORMAT, VERSION, read_fields
 from .held import memory_parts
 from .host import host_memory
-from .parts import Messages as Messages
-from .parts import Span as Span
 from .picture import picture_html
 from .steps import Steps, step_function
 from .waits import WAITS, waits_before_ops
@@ -35,6 +33,27 @@ from .wear import wear_of
 
 CAUSES = (*WAITS, "drain")
 OBJECTIVES = ("flush", "span")
+
+
+class Span(NamedTuple):
+    """One op on one device, in ns; `grant_ns` is when its memory was granted, None for an op that
+    allocates none."""
+
+    op: Op
+    device: int
+    start_ns: int
+    end_ns: int
+    grant_ns: int | None
+
+
+class Messages(NamedTuple):
+    """Messages between devices: rows of producer and consumer, departure and
+    arrival in ns (arrays of equal length)."""
+
+    producer: np.ndarray
+    consumer: np.ndarray
+    depart_ns: np.ndarray
+    arrive_ns: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
