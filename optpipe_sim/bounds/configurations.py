@@ -16,10 +16,11 @@ from functools import cache
 from math import prod
 from typing import NamedTuple
 
-from ..stage_cost import StageCost
+from ..op_table import KEEP, apart, inside
+from ..ops import OpKind
 from .device.problem import OneDevice
 from .linear import Linear
-from .relief import copy_ns, kept_bytes
+from .relief import kept_bytes
 
 
 class Part(NamedTuple):
@@ -76,50 +77,38 @@ def configurations(device: OneDevice) -> Iterator[Configuration]:
                 if device.exclusive and out.kind and back.kind:
                     continue
                 parts = tuple(part for part in (compute, out, back) if part.kind)
-                room = device.capacity - sum(held_bytes(device.costs[p.stage], p) for p in parts)
+                room = device.capacity - sum(held_bytes(device, part) for part in parts)
                 if room >= 0:
                     yield Configuration(parts, reach(room))
 
 
-def held_bytes(cost: StageCost, part: Part) -> int:
-    """Return the bytes that a microbatch holds while an op of it runs."""
-    if part.kind == "W":
-        return cost.w_bytes
-    if not part.level or part.kind == "C":
-        return cost.act_bytes
-    level = cost.recompute[part.level - 1]
-    if part.kind in ("F", "BW"):
-        return level.keep_bytes + level.working_bytes(cost.act_bytes)
-    if part.kind == "B":
-        return level.keep_bytes + level.b_working_bytes(cost.act_bytes, cost.w_bytes)
-    return level.keep_bytes
+def _entry(part: Part) -> tuple[int, int, int]:
+    """Return where an op stands in `OneDevice.table`."""
+    treatment = KEEP
+    if part.level:
+        treatment = apart(part.level) if part.kind == "C" else inside(part.level)
+    return OpKind[part.kind], part.stage, treatment
 
 
-def net_bytes(cost: StageCost, part: Part) -> int:
+def duration_ns(device: OneDevice, part: Part) -> int:
+    """Return the duration of an op."""
+    return int(device.table.duration_ns[_entry(part)])
+
+
+def net_bytes(device: OneDevice, part: Part) -> int:
     """Return the change of a device's held bytes from before an op to after it."""
+    at = _entry(part)
+    return int(device.table.allocated_bytes[at] - device.table.released_bytes[at])
+
+
+def held_bytes(device: OneDevice, part: Part) -> int:
+    """Return the bytes that a microbatch holds while an op of it runs."""
+    cost = device.costs[part.stage]
     keep = kept_bytes(cost)[part.level]
-    moved = min(cost.offloadable, keep)
-    return {
-        "F": keep,
-        "C": cost.act_bytes - keep,
-        "B": cost.w_bytes - keep,
-        "W": -cost.w_bytes,
-        "BW": -keep,
-        "O": -moved,
-        "R": moved,
-    }[part.kind]
-
-
-def duration_ns(cost: StageCost, kind: str, level: int = 0) -> int:
-    """Return the duration of an op; see `Part`."""
-    if kind in ("O", "R"):
-        time_ns = cost.t_offload_ns if kind == "O" else cost.t_reload_ns
-        return copy_ns(cost, time_ns, kept_bytes(cost)[level])
-    again = cost.recompute[level - 1].t_ns if level else 0
-    if kind == "C":
-        return again
-    times = {"F": cost.t_f_ns, "B": cost.t_b_ns, "W": cost.t_w_ns, "BW": cost.fused_ns}
-    return times[kind] + (again if kind in ("B", "BW") else 0)
+    if part.kind in ("O", "R"):  # what is kept lies on either side of the copy
+        return keep
+    before = {"F": 0, "W": cost.w_bytes}.get(part.kind, keep)
+    return before + int(device.table.allocated_bytes[_entry(part)])
 
 
 def _reach(sizes: Iterable[int], room: int) -> int:
@@ -167,7 +156,7 @@ def add_ops(
             ("O", 0, moves, -1),
             ("R", hosted, moves, -1),
         ):
-            duration = duration_ns(cost, kind)
+            duration = duration_ns(device, Part(kind, s))
             terms = [(used, 1) for one, used in uses if Part(kind, s) in one.parts]
             model.at_least([*terms, (variable, each * duration)], count * duration)
         stays, leaves = waiting[s]
@@ -182,7 +171,7 @@ def waits(device: OneDevice, s: int, level: int = 0) -> tuple[int, int]:
     stays, and if it is offloaded (without O and R); with the bytes that a level of recomputation
     keeps, recomputed inside."""
     cost, delay = device.costs[s], device.delay[s]
-    copies = duration_ns(cost, "O", level) + duration_ns(cost, "R", level)
+    copies = sum(duration_ns(device, Part(kind, s, level)) for kind in ("O", "R"))
     keep = kept_bytes(cost)[level]
     rest = keep - min(cost.offloadable, keep)
     stays = delay * keep
@@ -197,7 +186,8 @@ def empty(device: OneDevice) -> int:
         return 0
     total, every = 0, list(configurations(device))
     for kinds, first in ((("F",), 1), (("B", "BW"), 2)):
-        duration = min(duration_ns(cost, kind) for cost in device.costs for kind in kinds)
+        ops = (Part(kind, s) for s in range(len(device.stages)) for kind in kinds)
+        duration = min(duration_ns(device, part) for part in ops)
         least = min(
             one.room + sum(device.costs[part.stage].act_bytes for part in one.parts)
             for one in every

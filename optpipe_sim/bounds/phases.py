@@ -50,7 +50,7 @@ class DeviceRows:
         every = [
             one
             for one in configurations(self.device)
-            if all(duration_ns(costs[part.stage], part.kind, part.level) for part in one.parts)
+            if all(duration_ns(self.device, part) for part in one.parts)
         ]
         self.uses = [
             [
@@ -68,7 +68,7 @@ class DeviceRows:
         self.timeless = {
             part: [self.model.variable(most) for _ in self.events]
             for part in parts
-            if not duration_ns(costs[part.stage], part.kind, part.level)
+            if not duration_ns(self.device, part)
         }
 
     @cached_property
@@ -128,7 +128,7 @@ class DeviceRows:
 
     def done(self, part: Part, end: int, *, up: bool = False) -> Terms:
         """Return how many of an op have run before a phase, in 1/MANY, rounded down or up."""
-        duration = duration_ns(self.device.costs[part.stage], part.kind, part.level) or 1
+        duration = duration_ns(self.device, part) or 1
         each = -(-MANY // duration) if up else MANY // duration
         return [(variable, each) for variable, _ in self.times(part, 0, end)]
 
@@ -184,7 +184,7 @@ class DeviceRows:
                     (Part("R", i, level), 0, [way.moved], -1),
                 ]
             for part, number, variables, each in rows:
-                duration = duration_ns(cost, part.kind, part.level) or 1
+                duration = duration_ns(device, part) or 1
                 terms = [(variable, each * duration) for variable in variables]
                 self._equal([*self.times(part, 0, count), *terms], number * duration)
             if ways:
@@ -219,7 +219,9 @@ class DeviceRows:
         self.model.at_least([*(chosen if offloads else []), (way.moved, -1)], 0)
         stays, leaves = waits(self.device, i, level)
         keep = cost.recompute[level - 1].keep_bytes
-        recomputed = keep * max(0, self.device.delay[i] - duration_ns(cost, "C", level))
+        recomputed = keep * max(
+            0, self.device.delay[i] - duration_ns(self.device, Part("C", i, level))
+        )
         return [
             (way.apart, whole - recomputed),
             (way.split, whole - stays),
@@ -233,7 +235,7 @@ class DeviceRows:
         again = [v for way in ways for v in (way.apart, way.split, way.fused)]
         waiting.add(cost.act_bytes, [(v, delay) for v in (moves, *again)], m * delay)
         for level, (way, keep) in enumerate(zip(ways, kept_bytes(cost)[1:], strict=True), 1):
-            apart = max(0, delay - duration_ns(cost, "C", level))
+            apart = max(0, delay - duration_ns(self.device, Part("C", i, level)))
             each = [(way.apart, -apart), (way.split, -delay), (way.fused, -delay)]
             waiting.add(keep, [*each, (way.moved, delay)])
 
@@ -271,7 +273,7 @@ class DeviceRows:
 
     def runs(self, part: Part, begin: int, *, up: bool) -> Terms:
         """Return how many of an op run from a phase on, in 1/MANY, rounded down or up."""
-        duration = duration_ns(self.device.costs[part.stage], part.kind, part.level) or 1
+        duration = duration_ns(self.device, part) or 1
         each = -(-MANY // duration) if up else MANY // duration
         return [(variable, each) for variable, _ in self.times(part, begin, len(self.events))]
 
@@ -282,13 +284,13 @@ class DeviceRows:
         if kind == "F" and s in self.tracked:
             starts = self.device.costs[self.tracked[s]].least_running_bytes
         level: Terms = [(self.above, max(cost.act_bytes for cost in self.device.costs) * MANY)]
-        for i, cost in enumerate(self.device.costs):
+        for i in range(len(self.device.costs)):
             for number in self.levels(i):
                 for name in ("B", "W", "BW", "O", "F", "R", "C"):
                     part = Part(name, i, number)
                     if (name == "C" and not number) or (name == "W" and number):
                         continue
-                    size = -net_bytes(cost, part)
+                    size = -net_bytes(self.device, part)
                     terms = self.done(part, k, up=size >= 0)
                     level += [(variable, factor * size) for variable, factor in terms]
                 self._add_order_of(i, number, k)

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...op_table import inside, make_table
+from ...op_table import inside
 from ...ops import BW, B, F, O, R, W
 from .best_first import FULL, make_room, search
 from .layers import make_layers, search_layers
@@ -134,7 +134,7 @@ def _compiled(problem: OneDevice, prices: np.ndarray | None, goal_ns: int) -> tu
 
 def _costs(problem: OneDevice, levels: int) -> np.ndarray:
     """(stages * levels, COLUMNS), see `moves`."""
-    duration, allocated, released, _ = make_table(problem.costs)
+    duration, allocated, released, _ = problem.table
     rows = np.full((len(problem.costs) * levels, COLUMNS), NONE, np.int64)
     for s, cost in enumerate(problem.costs):
         for level in range(1 + len(cost.recompute)):

@@ -31,9 +31,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from ...op_table import OpTable, make_table
 from ...profile import CostProfile
 from ...stage_cost import StageCost
 from ..chains import Chains, Drain, back_ns, pending_w_ways
@@ -74,6 +76,11 @@ class OneDevice:
     last: LastForward
     offloads: bool
     exclusive: bool
+
+    @cached_property
+    def table(self) -> OpTable:
+        """What the ops of its stages take, allocate and release."""
+        return make_table(self.costs)
 
     @property
     def possible(self) -> bool:
