@@ -178,6 +178,17 @@ def shared_numbers(values: Sequence[int]) -> Any:
     return _context().Array("q", list(values))
 
 
+def next_places(shared: Any, count: int) -> Iterator[int]:
+    """Yield places below `count` that no other worker has taken; the last of the `shared_numbers` is the next one."""
+    while True:
+        with shared.get_lock():
+            place = shared[-1]
+            shared[-1] += 1
+        if place >= count:
+            return
+        yield place
+
+
 def run_all(functions: Sequence[Callable[..., None]], *arguments: object) -> None:
     """Run functions at the same time, each in a process of its own, until all have ended. Where the
     caller is interrupted or killed, they end, too."""

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ...errors import NoSolution
-from ...processes.workers import Newest, Report, Workers, shared_numbers
+from ...processes.workers import Newest, Report, Workers, next_places, shared_numbers
 from ...schedule import Schedule
 from ...schedules import ADAOFFLOAD
 from ...schedules.adaoffload.adaoffload import LEAST_RUNS, adaoffload
@@ -68,12 +68,7 @@ def run_adaoffloads(races: Sequence[Race], until: float, processes: int) -> None
 
 def _work(races: Sequence[Race], seconds: float, shared: Any, report: Report, _: Newest) -> None:
     """Take the next race until none is left."""
-    while True:
-        with shared.get_lock():
-            place = shared[0]
-            shared[0] += 1
-        if place >= len(races):
-            return
+    for place in next_places(shared, len(races)):
         race = races[place]
         race.watch = None  # the process that has asked tells what is found
         race.on_incumbent = partial(_found, partial(report, place), race)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ...bounds.bounds import fill_and_drain, naive, residency
 from ...errors import OptPipeError
-from ...processes.workers import Newest, Report, Workers, shared_numbers
+from ...processes.workers import Newest, Report, Workers, next_places, shared_numbers
 from ...schedule import Schedule
 from ...schedules import ADAOFFLOAD, REGISTRY
 from ...schedules.adaoffload.adaoffload import adaoffload
@@ -263,12 +263,7 @@ def _work(
     def best_ns() -> float:
         return float(min(shared[:-1]))
 
-    while True:
-        with shared.get_lock():
-            place = shared[-1]
-            shared[-1] += 1
-        if place >= len(rules):
-            return
+    for place in next_places(shared, len(rules)):
         rule = rules[place]
         try:
             if rule.bound_ns < best_ns():
