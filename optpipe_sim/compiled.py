@@ -30,8 +30,9 @@ def _sources() -> list[Path]:
         *(
             path
             for path in sorted(PACKAGE.rglob("*.py"))
-            # `codes` has constants that are compiled in, `packed` says how fields are read
-            if path.name in ("codes.py", "packed.py") or b"compiled import" in path.read_bytes()
+            # `codes` and `ops` have constants that are compiled in, `packed` says how fields are read
+            if path in (PACKAGE / "codes.py", PACKAGE / "ops.py", PACKAGE / "packed.py")
+            or b"compiled import" in path.read_bytes()
         ),
     ]
 

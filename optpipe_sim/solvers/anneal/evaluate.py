@@ -45,8 +45,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...codes import B, C, F, O, R
+from ...codes import B, F, O, R
 from ...compiled import compiled, step
+from ...ops import INPUTS
 from .times import (
     ANCHOR,
     ANCHOR_OP,
@@ -62,6 +63,7 @@ from .times import (
     duration,
     first_device,
     invalidate,
+    invalidate_readers,
     is_row,
     keep_row,
     last_forward,
@@ -217,7 +219,7 @@ def _run_device(plan, d, second, costs, t, total, goal, ahead, logs):
                 if finish + tail + goal.weight * total > goal.most:
                     return FAILED
                 if kind == F and finish != t.end[code]:
-                    _mark_offloads(unit, d, slot, costs, t)
+                    _mark_offloads(plan, unit, d, slot, costs, t)
                 if target >= 0 and target != d:
                     second = send(plan, code, d, s[FREE], reader, target, second, costs, t, s)
                 else:
@@ -275,7 +277,7 @@ def _compute(plan, code, kind, how, d, slot, source, where, mate, other, there, 
     if (kind == B or needs != unit) and t.end[needs] < 0:
         return NEVER, why
     back = needs | R << costs.high
-    if (kind in (B, C) or needs != unit) and t.slot[back] >= 0:
+    if (INPUTS[kind] == R or needs != unit) and t.slot[back] >= 0:
         if t.end[back] < 0:
             return NEVER, why
         if t.end[back] > time:
@@ -292,9 +294,9 @@ def _compute(plan, code, kind, how, d, slot, source, where, mate, other, there, 
 
 
 @step
-def _mark_offloads(unit, d, slot, costs, t):
+def _mark_offloads(plan, unit, d, slot, costs, t):
     """Mark the O's that wait for an F: its own, and those of its sequence if it is the last slice."""
-    invalidate(unit | O << costs.high, d, slot, t)
+    invalidate_readers(plan, unit, d, slot, costs, t)
     if costs.late > 0 and last_forward(unit, costs) == unit:
         micro = unit & ((1 << costs.low) - 1)
         for earlier in range(1, micro + 1):

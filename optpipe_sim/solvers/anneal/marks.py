@@ -14,6 +14,7 @@ from .times import (
     column,
     copy_before,
     invalidate,
+    invalidate_readers,
     leader,
     log_op,
     next_out,
@@ -94,10 +95,7 @@ def _mark_program(plan, saved, d, costs, t):
         if t.slot[dropped] < 0:
             log_op(dropped, t)
             t.end[dropped] = -1
-            if dropped >> high == R:
-                backward = dropped + ((B - R) << high)
-                invalidate(leader(backward, plan, costs, t), d, first, t)
-                invalidate(dropped + ((C - R) << high), d, first, t)
+            invalidate_readers(plan, dropped, d, first, costs, t)
     # 4. if the order of the O's changed, allocations may reuse the memory of another O
     at = was = first
     while True:

@@ -8,8 +8,9 @@ behind which something has changed, from the end to the beginning.
 
 from __future__ import annotations
 
-from ...codes import B, C, F, O, R, W
+from ...codes import KINDS, B, C, F, O, R, W
 from ...compiled import part
+from ...ops import INPUTS
 from .times import (
     AFTER,
     ASKED,
@@ -161,8 +162,7 @@ def _last_device(t):
 def _renew_device(plan, d, second, costs, t):
     """Evaluate the stale ops of a device, and earlier ops whose tails change as a result, as long as they
     end no sooner than `second`."""
-    high, mask = costs.high, (1 << costs.high) - 1
-    trial, after = t.tally[TRIAL], t.after
+    high, trial, after = costs.high, t.tally[TRIAL], t.after
     slot = t.wake[d]
     t.wake[d] = -1
     code = plan.prog[d, slot]
@@ -175,27 +175,26 @@ def _renew_device(plan, d, second, costs, t):
                 t.stale[code] = 0
                 t.pending[d] -= 1
             # 2. the longest path over the ops that wait for this one
-            kind, unit = code >> high, code & mask
-            op_ns, old = duration(code, plan, costs, t), t.tail[code]
+            kind, op_ns, old = code >> high, duration(code, plan, costs, t), t.tail[code]
+            own = _from_own(code, plan, costs, t)
             if kind == O:
-                tail = max(out, _from_start(unit | R << high, plan, costs, t))
+                tail = max(out, own)
                 if _is_taken(plan, code, d, t):
                     tail = max(tail, _from_start(t.taker[code], plan, costs, t))
                 out = op_ns + tail
             elif kind == R:
-                tail = _from_start(unit | B << high, plan, costs, t)
-                tail = max(tail, _from_start(unit | C << high, plan, costs, t))
                 if costs.shared:
-                    tail = max(tail, out)
+                    tail = max(own, out)
                     out = op_ns + tail
                 else:
-                    tail = max(tail, back)
+                    tail = max(own, back)
                     back = op_ns + tail
                 asked = max(asked, op_ns + tail)
             else:
-                tail = _from_readers(code, d, plan, costs, t)
-                busy = _busy(code, kind, d, costs) if slot < plan.length[d] - 1 else 0
-                tail = max(tail, following + busy)
+                tail, busy = _message(code, kind, d, plan, costs, t)
+                if slot == plan.length[d] - 1:
+                    busy = 0
+                tail = max(own, tail, following + busy)
                 mate = -1
                 if costs.pairs is not None:
                     mate = partner(code, plan, costs, t)
@@ -203,7 +202,7 @@ def _renew_device(plan, d, second, costs, t):
                     mate >= 0 and kind == B
                 ):  # its F begins and ends with it; its message waits for the F's
                     following = tail
-                    tail += _busy(mate, F, d, costs)
+                    tail += _message(mate, F, d, plan, costs, t)[1]
                 else:
                     tail = max(tail, asked - op_ns)
                     following, asked = op_ns + tail, UNKNOWN
@@ -238,13 +237,6 @@ def _renew_device(plan, d, second, costs, t):
 
 
 @part
-def _busy(code, kind, d, costs):
-    """Return how long the message of a compute op keeps device d busy, ns."""
-    _, _, _, target = neighbours(code, kind, costs)
-    return costs.sending if target >= 0 and target != d else 0
-
-
-@part
 def _from_start(code, plan, costs, t):
     """Return the tail of an op, or of the pair that it is the backward of, plus its duration;
     ``UNKNOWN`` if the tail is unknown or the op is absent."""
@@ -256,15 +248,23 @@ def _from_start(code, plan, costs, t):
 
 
 @part
-def _from_readers(code, d, plan, costs, t):
-    """Return the tail of a compute op of device d over its offload and the op that waits for its message."""
-    kind, tail = code >> costs.high, UNKNOWN
-    if kind == F:
-        tail = _from_start(code | O << costs.high, plan, costs, t)
-    _, _, reader, target = neighbours(code, kind, costs)
-    if target >= 0 and target != d:
-        tail = max(tail, _from_start(reader, plan, costs, t) + costs.lag)
+def _from_own(code, plan, costs, t):
+    """Return the tail of an op over those of its activation that wait for it in another engine."""
+    kind, unit, tail = code >> costs.high, code & ((1 << costs.high) - 1), UNKNOWN
+    for reader in range(KINDS):
+        if INPUTS[reader] == kind:
+            tail = max(tail, _from_start(unit | reader << costs.high, plan, costs, t))
     return tail
+
+
+@part
+def _message(code, kind, d, plan, costs, t):
+    """Return the tail of a compute op of device d over the op that waits for its message, and how long this keeps
+    the device busy, ns."""
+    _, _, reader, target = neighbours(code, kind, costs)
+    if target < 0 or target == d:
+        return UNKNOWN, 0
+    return _from_start(reader, plan, costs, t) + costs.lag, costs.sending
 
 
 @part
@@ -294,12 +294,8 @@ def _mark_inputs(plan, code, d, slot, costs, t):
         if mate >= 0 and kind == B:
             return -1  # its F waits for it all
     # 1. ops of the same activation, and the op whose message it gets
-    if kind == O:
-        _invalidate(unit, d, slot, t)
-    elif kind == R:
-        _invalidate(unit | O << high, d, slot, t)
-    elif kind in (B, C):
-        _invalidate(unit | R << high, d, slot, t)
+    if INPUTS[kind] >= 0:
+        _invalidate(unit | INPUTS[kind] << high, d, slot, t)
     source, giver, _, _ = neighbours(code, kind, costs)
     # 2. the O's whose memory it reuses
     if costs.asks[kind, unit >> costs.low, column(unit, plan, costs)]:

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...codes import B, F, O
+from ...codes import KINDS, B, F, O
 from ...compiled import entry, packed, step
+from ...ops import INPUTS
 from .plans import Plan
 
 NEVER = 2**61  # ns
@@ -270,6 +271,16 @@ def invalidate(code, d, after, t):
     if code >= 0 and t.slot[code] > after and t.stale[code] != t.tally[TRIAL]:
         t.stale[code] = t.tally[TRIAL]
         t.pending[d] += 1
+
+
+@step
+def invalidate_readers(plan, code, d, after, costs, t):
+    """Mark the ops of the same activation that wait for an op in another engine, if they are behind slot `after` of
+    device d; for the backward of a pair its F."""
+    kind, unit = code >> costs.high, code & ((1 << costs.high) - 1)
+    for reader in range(KINDS):
+        if INPUTS[reader] == kind:
+            invalidate(leader(unit | reader << costs.high, plan, costs, t), d, after, t)
 
 
 @entry

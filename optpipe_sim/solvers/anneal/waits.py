@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ...codes import B, C, F, O, R
+from ...codes import O, R
 from ...compiled import part
+from ...ops import MESSAGES
 from .marks import mark_readers
 from .times import (
     ANCHOR,
@@ -23,6 +24,7 @@ from .times import (
     copied,
     duration,
     invalidate,
+    invalidate_readers,
     last_forward,
     leader,
     log_op,
@@ -37,16 +39,11 @@ def neighbours(code, kind, costs):
     above, last = 1 << costs.low, len(costs.place) - 1
     stage = (code & ((1 << costs.high) - 1)) >> costs.low
     source = where = reader = target = -1
-    if kind == F:
-        if stage > 0:
-            source, where = code - above, costs.place[stage - 1]
-        if stage < last:
-            reader, target = code + above, costs.place[stage + 1]
-    elif kind == B:
-        if stage < last:
-            source, where = code + above, costs.place[stage + 1]
-        if stage > 0:
-            reader, target = code - above, costs.place[stage - 1]
+    step = MESSAGES[kind]
+    if step != 0 and 0 <= stage + step <= last:
+        source, where = code + step * above, costs.place[stage + step]
+    if step != 0 and 0 <= stage - step <= last:
+        reader, target = code - step * above, costs.place[stage - step]
     return source, where, reader, target
 
 
@@ -115,7 +112,7 @@ def offload(plan, code, d, slot, how, costs, t, s):
     finish = time + costs.durations[O, stage, how]
     s[OUT], s[OUT_OP] = finish, code
     if finish != t.end[code]:
-        invalidate(unit | R << costs.high, d, slot, t)
+        invalidate_readers(plan, code, d, slot, costs, t)
         mark_readers(plan, code, d, slot, costs, t)
     return finish, why
 
@@ -141,8 +138,7 @@ def reload(plan, code, d, slot, costs, t, s, logs):
     finish = time + costs.durations[R, unit >> costs.low, how]
     s[engine], s[engine_op] = finish, code
     if finish != t.end[code]:
-        invalidate(unit | C << costs.high, d, slot, t)
-        invalidate(leader(unit | B << costs.high, plan, costs, t), d, slot, t)
+        invalidate_readers(plan, code, d, slot, costs, t)
     return finish, why
 
 
