@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from ..errors import InvalidSchedule, OptPipeError, ProfileError
 from ..execution import load_execution
 from ..files import read_mapping
 from ..frameworks.torch_csv import load_schedule
-from ..names import build, parse_name
+from ..names import ENTRIES, build, parse_name
 from ..profile import CostProfile
 from ..profile_io import load_profile
 from ..schedule import Schedule
@@ -31,11 +33,18 @@ def read_problem(arguments: argparse.Namespace) -> tuple[CostProfile, Schedule]:
 
 def read_profile(arguments: argparse.Namespace, path: str | None = None) -> CostProfile:
     """Read the profile, or that at another path; the limit and the execution of the command line replace its own."""
-    profile = load_profile(path or arguments.profile)
+    path = path or arguments.profile
+    if path.split(":")[0] in ENTRIES and not Path(path).exists():
+        raise ProfileError(f"{path}: is a schedule, not a profile: are the two arguments swapped?")
+    profile = load_profile(path)
     execution = getattr(arguments, "execution", None)
     if execution is not None:
         with named(execution="--execution"):
             profile = replace(profile, execution=load_execution(execution))
+    if getattr(arguments, "pairs", None) and not np.any(profile.pair_hidden):
+        raise ProfileError(
+            f"--pairs: {path} says of no pair what it hides (pair_hidden); estimate --pairs does"
+        )
     limit = getattr(arguments, "memory_limit", None)
     return (
         profile
@@ -124,8 +133,8 @@ def named(**options: str) -> Iterator[None]:
 
 
 def is_file(text: str) -> bool:
-    """Whether an argument is a schedule file rather than the name of a schedule."""
-    return text.endswith((".json", ".csv")) or Path(text).is_file()
+    """Whether an argument is a schedule file (or a folder, by mistake) rather than the name of a schedule."""
+    return text.endswith((".json", ".csv", ".yaml")) or bool(text and Path(text).exists())
 
 
 def check_start(

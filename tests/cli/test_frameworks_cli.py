@@ -75,6 +75,8 @@ def test_the_line_to_paste_comes_with_its_variables_and_the_time_of_an_iteration
     whole = [format_time(one["iteration_ns"]) for one in times]
     complaint = cli("export zb-h1 p.yaml -m 8 --format megatron").complaint
     assert f"1f1b takes {whole[0]} (before: {whole[1]}" in complaint
+    complaint = cli("export zb-h1:recompute=full p.yaml -m 8 --format torch-csv").complaint
+    assert f"an iteration takes {whole[1]} (before: " in complaint
 
 
 def test_torchtitan(cli) -> None:

@@ -74,6 +74,8 @@ def _imbalance_of(arguments: argparse.Namespace, model: Model) -> Imbalance:
     """Return how unevenly experts are loaded."""
     from ...costs.imbalance import as_imbalance, for_any_ep
 
+    if arguments.capacity_factor is not None and not model.experts:
+        raise OptPipeError(f"capacity factor: {model.name} has no experts")
     if isinstance(arguments.ep, int):
         said = as_imbalance(arguments.imbalance, model.experts, arguments.ep)
     else:  # it is chosen

@@ -57,6 +57,9 @@ def show_frontier(
             " of measured ones in four cases of five (docs/how-true.md)"
         )
         out.text(text, style="dim")
+    if arguments.family:
+        text = f"× {arguments.family}: over the best of its family with as many chunks; solve --family {arguments.family} tries any number"
+        out.text(text, style="dim")
     short = sum(point.untried > 0 for point in curve.points)
     if short:
         text = f"× published: at {counted(short, 'limit')} the time was too short to try them all; raise --time-limit"

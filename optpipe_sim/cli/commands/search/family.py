@@ -38,6 +38,11 @@ REFUSED = ("warm_start", "write_model", "noise", "evaluations", "placement", "lo
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Find the best of the family in half of the time, solve without it for the rest, and compare both."""
     refuse_options(arguments, *REFUSED, why="is nothing for --family")
+    if arguments.family == "megatron" and arguments.pairs is not None:
+        raise OptPipeError(
+            "--pairs: is nothing for --family megatron, whose plans pair where the costs were estimated so"
+            " (estimate --pairs)"
+        )
     profile = read_profile(arguments)
     began = time.monotonic()
     try:
