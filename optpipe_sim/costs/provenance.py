@@ -101,7 +101,12 @@ def provenance(stages: Stages, work: Work, lengths: Sequence[int]) -> dict[str, 
         "static_by_stage": notes["static_by_stage"],
         **({STEP: notes[STEP]} if STEP in notes else {}),
         "time_spent": notes["time_spent"],
-        "doubt": doubt(model, machine, layout, work).to_json(),
+        "doubt": {
+            **doubt(model, machine, layout, work).to_json(),
+            "interval_offloading": doubt(model, machine, layout, work, offloads=True).to_json()[
+                "interval"
+            ],
+        },
         "provenance": {
             "t_f, t_b, t_w": times,
             "t_comm": times if "p2p" in how else "estimated",

@@ -483,14 +483,19 @@ class CostProfile:
 
     @property
     def time_interval(self) -> tuple[float, float] | None:
-        """What a measured time may be over a replayed one, in four cases of five: by the errors of the
+        """That of a schedule that offloads nothing; see `interval_of`."""
+        return self.interval_of(offloads=False)
+
+    def interval_of(self, offloads: bool) -> tuple[float, float] | None:
+        """Return what a measured time may be over a replayed one, in four cases of five: by the errors of the
         execution on runs that it was not fitted to, and, where the costs are estimated, by those of
         published runs that were compared; the wider of both, None where neither is known. An imbalance
-        of experts that is not known exactly widens it."""
+        of experts that is not known exactly widens it, and offloading, which few of these runs had."""
         common, doubt = self.execution_notes["common"], self.meta.get("doubt")
         known = [] if common is None else [1 - common, 1 + common]
         if isinstance(doubt, Mapping):
             known += doubt.get("interval") or ()
+            known += (doubt.get("interval_offloading") or ()) if offloads else ()
         if not known:
             return None
         low, high = (self.meta.get("imbalance") or {}).get("time", (1.0, 1.0))

@@ -393,16 +393,18 @@ class Portfolio:
         promised = {
             race: self.promise(race, seconds) for race in self.races if not self.hopeless(race)
         }
+        least = min(promised, key=lambda race: race.bound_ns, default=None)
+        if least is not None and least.turns:
+            least = None
         # one that is not known yet may, whatever it promises; the leader's own is no more than its cost
         order = [
             race
             for race, cost in promised.items()
-            if race.best is None or cost <= self.whole.cost_ns
+            if race.best is None or cost <= self.whole.cost_ns or race is least
         ]
         order.sort(key=promised.__getitem__)
-        least = min(order, key=lambda race: race.bound_ns, default=None)
         first = ROUNDS[0][0]
-        if least is not None and not least.turns and least not in order[:first]:
+        if least is not None and least not in order[:first]:
             order.remove(least)
             order.insert(first - 1, least)
         return order

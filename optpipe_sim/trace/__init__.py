@@ -241,8 +241,8 @@ class Trace:
     @property
     def iteration_interval_ns(self) -> tuple[int, int] | None:
         """The interval that holds the measured time of four iterations in five, see
-        `CostProfile.time_interval`."""
-        interval = self.profile.time_interval
+        `CostProfile.interval_of`."""
+        interval = self.profile.interval_of(offloads=bool(self.offloaded))
         if interval is None:
             return None
         low, high = (round(self.iteration_ns * factor) for factor in interval)

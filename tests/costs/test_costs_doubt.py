@@ -30,6 +30,7 @@ from experiments.costs_runs.run import (
     table_text,
 )
 from experiments.published import published
+from optpipe_sim import build, simulate
 from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.advise.evaluate import evaluate
 from optpipe_sim.costs.data_files import data_file
@@ -517,6 +518,23 @@ def test_no_machine_is_surer_than_the_one_it_is_based_on(model: str, ep: int) ->
         if base is not None:
             other = sure(base)
             assert (low <= other[0], high >= other[1]) == (True, True), machine
+
+
+def test_no_time_is_surer_for_offloading() -> None:
+    """On B200s no compared run offloaded anything."""
+    profile = estimate(model="llama3-8b", machine="b200", devices=4, chunks=2, levels=False)
+
+    def within(schedule: str) -> tuple[float, float]:
+        trace = simulate(build(schedule, profile, 16), profile)
+        assert (trace.offloaded > 0) is (schedule == "po-h")
+        found = trace.iteration_interval_ns
+        assert found is not None
+        return found[0] / trace.iteration_ns, found[1] / trace.iteration_ns
+
+    (low, high), wider = within("1f1b-i"), within("po-h")
+    assert wider[0] <= low < high < wider[1]
+    again = doubt(load_model("llama3-8b"), load_machine("b200"), Layout(4), Work(), offloads=True)
+    assert again.interval == pytest.approx(wider)
 
 
 def test_a_replay_has_an_interval_where_no_run_on_its_machine_was_compared(command_line) -> None:

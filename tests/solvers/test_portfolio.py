@@ -90,6 +90,11 @@ def test_the_shape_of_the_least_bound_has_an_early_turn_whatever_its_patterns() 
     assert common.races[1].best is None  # so that it promises nothing
     assert next(common.turns(60.0))[0] is common.races[0]
     assert common._by_promise(30.0)[2] is common.races[1]
+    common.races[1].take(common.races[0].best, 9 * common.races[0].cost_ns, "bad")
+    assert common.promise(common.races[1], 30.0) > common.whole.cost_ns
+    assert common._by_promise(30.0)[2] is common.races[1]
+    common.races[1].turns = 1
+    assert common.races[1] not in common._by_promise(30.0)
 
 
 def test_turns_become_longer_for_fewer_shapes_and_only_the_last_are_not_brief(

@@ -66,6 +66,11 @@ class Rule(NamedTuple):
     built: Callable[[BestNs, Callable[[], bool]], Built]
     ours: bool = False
 
+    @property
+    def published(self) -> bool:
+        """Whether its schedules are published ones of others."""
+        return self.tier < STRETCHED and not self.ours
+
 
 def rules_of(
     problems: Sequence[Problem],
@@ -77,7 +82,7 @@ def rules_of(
 
     Args:
         bounds_ns: the bound of each shape. stretched: whether stretched ones, which are not published, are
-            among them. ours: whether AdaOffload and AdaOffload-R are.
+            among them. ours: whether AdaOffload is.
     """
     rules: list[Rule] = []
     for at, (problem, bound_ns) in enumerate(zip(problems, bounds_ns, strict=True)):
@@ -144,7 +149,10 @@ def _without_levels(problem: Problem) -> Iterator[tuple[int, Any, bool]]:
     yield 0, partial(_adaoffload, problem), True
     if problem.may_recompute and problem.shape.placement_name == "loop":
         for name in RECOMPUTING:
-            yield 2, partial(_recomputing, problem, name), REGISTRY[name].ours
+            if not REGISTRY[
+                name
+            ].ours:  # AdaOffload-R takes seconds: it runs on the best shapes alone
+                yield 4, partial(_recomputing, problem, name), False
 
 
 def _at_level(problem: Problem, level: str | None) -> Iterator[tuple[int, Any]]:
@@ -229,7 +237,7 @@ def _run_here(races: Sequence[Race], rules: Sequence[Rule], over: Callable[[], b
             if over():
                 break
         if over():
-            return sum(left.tier < STRETCHED for left in rules[place:])
+            return sum(left.published for left in rules[place:])
     return 0
 
 
@@ -239,7 +247,7 @@ def _run_apart(
     # costs of the shapes, then the place of the next rule
     shared = shared_numbers([*(race.cost_ns for race in races), 0])
     problems = [race.problem for race in races]
-    workers, left = Workers(), {at for at, rule in enumerate(rules) if rule.tier < STRETCHED}
+    workers, left = Workers(), {at for at, rule in enumerate(rules) if rule.published}
     try:
         workers.start([partial(_work, problems, rules, shared)] * min(processes, len(rules)))
         for _, message in workers.messages(over, races[0].notify):
