@@ -526,12 +526,12 @@ def test_no_time_is_surer_for_offloading() -> None:
 
     def within(schedule: str) -> tuple[float, float]:
         trace = simulate(build(schedule, profile, 16), profile)
-        assert (trace.offloaded > 0) is (schedule == "po-h")
+        assert (trace.offloaded > 0) is (schedule == "kimi-k2")
         found = trace.iteration_interval_ns
         assert found is not None
         return found[0] / trace.iteration_ns, found[1] / trace.iteration_ns
 
-    (low, high), wider = within("1f1b-i"), within("po-h")
+    (low, high), wider = within("1f1b-i"), within("kimi-k2")
     assert wider[0] <= low < high < wider[1]
     again = doubt(load_model("llama3-8b"), load_machine("b200"), Layout(4), Work(), offloads=True)
     assert again.interval == pytest.approx(wider)
