@@ -71,7 +71,12 @@ def provenance(stages: Stages, work: Work, lengths: Sequence[int]) -> dict[str, 
     how = {key: f"fitted to {source}" for key, source in rates.fitted.items()}
     times = "estimated" if not how else "estimated with fitted rates"
     beyond = beyond_context(model, work.seq)
-    warnings = [*model.warnings, *([beyond] if beyond else []), *_unknown_host(machine, work)]
+    warnings = [
+        *model.warnings,
+        *([beyond] if beyond else []),
+        *_unknown_host(machine, work),
+        *_without_effect(model, layout, work, slices=len(lengths)),
+    ]
     return {
         "source": f"optpipe-sim estimate: {model.name} on {machine.name}",
         **({"warnings": warnings} if warnings else {}),
@@ -138,6 +143,21 @@ def _unknown_host(machine: Machine, work: Work) -> list[str]:
         f"CUDA graphs of modules change memory alone, no times: {machine.name} does not know the host (host_us), as"
         f" {' and '.join(known)} do"
     ]
+
+
+def _without_effect(model: Model, layout: Layout, work: Work, slices: int) -> list[str]:
+    """Return a warning for each option that was given and changes nothing in this layout."""
+    alone = [name for name in work.overlap if (layout.tp if name == "tp-comm" else layout.copies) == 1]
+    idle = {
+        f"exchange {work.exchange}": work.exchange != "plain" and layout.ep == 1 and "ep is 1",
+        f"etp {layout.etp}": layout.etp is not None and not model.experts and f"{model.name} has no experts",
+        f"context {work.context}": work.context != "ring" and layout.cp == 1 and "cp is 1",
+        f"slice-by {work.slice_by}": work.slice_by != "length" and slices == 1 and "sequences are whole",
+        **{
+            f"overlap {name}": "tp is 1" if name == "tp-comm" else "dp x cp is 1" for name in alone
+        },
+    }
+    return [f"{given} has no effect: {why}" for given, why in idle.items() if why]
 
 
 def _work(work: Work, lengths: Sequence[int]) -> dict[str, Any]:

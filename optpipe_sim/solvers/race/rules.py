@@ -53,8 +53,7 @@ class Rule(NamedTuple):
     Attributes:
         tier: lower tiers are cheaper to build; `STRETCHED` is not published. estimate_ns: an estimate of
             the makespan of the fastest. bound_ns: a proven lower bound on all of them. at: the number of
-            their shape.
-            built: the function of (best_ns, over) that builds them; `best_ns` is the cost that they
+            their shape. built: the function of (best_ns, over) that builds them; `best_ns` is the cost that they
             have to beat, `over` tells whether the time is up. ours: whether it is a greedy of this project, or the
             paper's that it reconstructs, and no published rule.
     """
@@ -148,11 +147,9 @@ def _without_levels(problem: Problem) -> Iterator[tuple[int, Any, bool]]:
     """Yield the rules that do not depend on one level of recomputation, and whether they are ours."""
     yield 0, partial(_adaoffload, problem), True
     if problem.may_recompute and problem.shape.placement_name == "loop":
-        for name in RECOMPUTING:
-            if not REGISTRY[
-                name
-            ].ours:  # AdaOffload-R takes seconds: it runs on the best shapes alone
-                yield 4, partial(_recomputing, problem, name), False
+        # AdaOffload-R takes seconds: it runs on the best shapes alone
+        for name in (name for name in RECOMPUTING if not REGISTRY[name].ours):
+            yield 4, partial(_recomputing, problem, name), False
 
 
 def _at_level(problem: Problem, level: str | None) -> Iterator[tuple[int, Any]]:

@@ -41,10 +41,11 @@ def _answer(every: Sequence[Contest]) -> Iterator[str]:
         if (rule := one.others["rules"]) is not None
         for row in one.seeds
     ]
-    always = sum(max(one.gains) < 0 for one in every)
+    losing = sum(min(one.gains) < 0 for one in every)
+    layouts = "1 layout" if losing == 1 else f"{losing} layouts"
     yield (
         f"Such a difference may be off by {percent(toss)}: of {len(single)} users, a seed each, {users} gain more than that ({sum(gain > toss for gain in beside)} if compared with published"
-        f" schedules only, without AdaOffload), and {worse}, all of {always} layout, get a slower plan, by {percent(max(0.0, -min(single)))} at worst"
+        f" schedules only, without AdaOffload), and {worse}, of {layouts}, get a slower plan, by {percent(max(0.0, -min(single)))} at worst"
     )
     rules = [
         one for one in every if (rule := one.others["rules"]) is not None and rule is one.rival
@@ -101,8 +102,10 @@ def _drawn(every: Sequence[Contest]) -> Iterator[str]:
     close = 0.01
     yield f"within {percent(close, 0)} of the bound in {sum(one.gap <= close for one in every)} of {len(every)} layouts, {percent(max(one.gap for one in every))} above it at worst"
     losing = min(every, key=lambda one: median(one.gains))
+    slower = [-gain for gain in losing.gains if gain < 0]
     yield (
-        f"The layout that speaks most against searching is, at the costs given, `{losing.pair}`, where the searched plan is slower by {span([-gain for gain in losing.gains], percent)}"
+        f"The layout that speaks most against searching is, at the costs given, `{losing.pair}`, where the searched plan is slower by {span(slower, percent)} with"
+        f" {len(slower)} of {len(losing.gains)} seeds"
     )
     worst = min(every, key=lambda one: median(one.drawn_gains))
     yield f"in the median draw it is `{worst.pair}`: {percent(median(worst.gains))} at the costs given, {percent(median(worst.drawn_gains))} in the draws"
