@@ -22,7 +22,7 @@ from optpipe_sim.cli import main
 settings.register_profile(
     # compiling takes its time in whichever example comes first
     "project",
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     derandomize=not os.environ.get("HYPOTHESIS_RANDOM"),
     print_blob=True,

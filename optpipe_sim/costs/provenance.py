@@ -147,15 +147,19 @@ def _unknown_host(machine: Machine, work: Work) -> list[str]:
 
 def _without_effect(model: Model, layout: Layout, work: Work, slices: int) -> list[str]:
     """Return a warning for each option that was given and changes nothing in this layout."""
-    alone = [name for name in work.overlap if (layout.tp if name == "tp-comm" else layout.copies) == 1]
+    alone = [
+        name for name in work.overlap if (layout.tp if name == "tp-comm" else layout.copies) == 1
+    ]
     idle = {
         f"exchange {work.exchange}": work.exchange != "plain" and layout.ep == 1 and "ep is 1",
-        f"etp {layout.etp}": layout.etp is not None and not model.experts and f"{model.name} has no experts",
+        f"etp {layout.etp}": layout.etp is not None
+        and not model.experts
+        and f"{model.name} has no experts",
         f"context {work.context}": work.context != "ring" and layout.cp == 1 and "cp is 1",
-        f"slice-by {work.slice_by}": work.slice_by != "length" and slices == 1 and "sequences are whole",
-        **{
-            f"overlap {name}": "tp is 1" if name == "tp-comm" else "dp x cp is 1" for name in alone
-        },
+        f"slice-by {work.slice_by}": work.slice_by != "length"
+        and slices == 1
+        and "sequences are whole",
+        **{f"overlap {name}": "tp is 1" if name == "tp-comm" else "dp x cp is 1" for name in alone},
     }
     return [f"{given} has no effect: {why}" for given, why in idle.items() if why]
 

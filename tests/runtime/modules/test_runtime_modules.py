@@ -58,7 +58,7 @@ def options_of(name: str, profile: CostProfile) -> dict:
     return {"limit": limit} if name == "adaoffload" else {}
 
 
-@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("p", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_schedule_gives_the_gradients_of_plain_autograd_and_the_peaks_predicted(p: int):
     ran = 0
     for name in REGISTRY:

@@ -91,6 +91,7 @@ def test_keys_and_values_of_the_profile() -> None:
     assert facts["kv_gradients"] == sum(part.kv_bytes for part in profile_of().stages[0].slices)
 
 
+@pytest.mark.slow  # torch.compile
 def test_compiled_stages_run_slices() -> None:
     """Graphs end at the keys and values of earlier slices: what a slice reads is never baked in."""
     unit = {"t_f_ns": 1, "t_b_ns": 1, "t_w_ns": 1, "act_bytes": 1}
