@@ -56,6 +56,28 @@ def unit():
     return unit_profile
 
 
+# files with tests of 20 s and more, which begin first: at the end one of them would leave the other cores idle
+LONG = {
+    "test_bounds_layers.py",
+    "test_default_figure.py",
+    "test_incremental.py",
+    "test_layouts.py",
+    "test_notebooks.py",
+    "test_results.py",
+    "test_runtime_campaign.py",
+    "test_runtime_campaign_gpu.py",
+    "test_runtime_torchrun.py",
+    "test_solve_floor.py",
+    "test_tutorial.py",
+    "test_which_link.py",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long tests first, all others in their order."""
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 @dataclass(frozen=True)
 class Answer:
     """What a command line gave: its exit status, stdout and stderr."""
