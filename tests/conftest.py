@@ -51,11 +51,6 @@ def pytest_xdist_auto_num_workers() -> int:
     return cpu_count() + 1
 
 
-@pytest.fixture
-def unit():
-    return unit_profile
-
-
 # files with tests of 20 s and more, which begin first: at the end one of them would leave the other cores idle
 LONG = {
     "test_bounds_layers.py",
@@ -76,6 +71,11 @@ LONG = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put long tests first, all others in their order."""
     items.sort(key=lambda item: item.path.name not in LONG)
+
+
+@pytest.fixture
+def unit():
+    return unit_profile
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import accumulate, combinations
 from math import exp, expm1, log1p
@@ -90,6 +90,7 @@ class Doubt:
             `interval`, and, where nothing comparable was measured, `elsewhere`.
         basis: a sentence with these numbers.
         unmeasured: features of the case that no compared run of this machine and kind has.
+        interval_offloading: the interval of a schedule that moves activations to the host.
     """
 
     error: float | None
@@ -99,11 +100,14 @@ class Doubt:
     basis: str
     unmeasured: tuple[str, ...]
     interval: tuple[float, float] | None = None
+    interval_offloading: tuple[float, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the ``doubt`` of an estimated profile's meta."""
-        interval = self.interval and list(self.interval)
-        return {**vars(self), "unmeasured": list(self.unmeasured), "interval": interval}
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in vars(self).items()
+        }
 
 
 def kind_of(model: Model) -> str:
@@ -158,9 +162,10 @@ def doubt(
 ) -> Doubt:
     """Return the doubt of this case from compared runs; `offloads`: its schedule moves activations to the host."""
     asked = features(model, machine, layout, work)
-    if offloads:
-        asked |= {OFFLOADING}
-    return _doubt(machine.name, machine.rates, kind_of(model), work.dtype, asked)
+    case = machine.name, machine.rates, kind_of(model), work.dtype
+    offloading = _doubt(*case, asked | {OFFLOADING})
+    found = offloading if offloads else _doubt(*case, asked)
+    return replace(found, interval_offloading=offloading.interval)
 
 
 @lru_cache(maxsize=4096)
@@ -197,7 +202,7 @@ def _doubt(name: str, rates: Rates, kind: str, dtype: str, asked: frozenset[str]
         basis,
         missing,
         # what no run had makes a time no surer than one without it
-        _widest([seen, interval((alike,))]) if missing else seen,
+        widest([seen, interval((alike,))]) if missing else seen,
     )
 
 
@@ -240,13 +245,13 @@ def elsewhere(name: str, kind: str, dtype: str) -> tuple[float, float] | None:
     if base is not None:
         base = load_machine(base).name
         found += [interval(pools(base, kind, dtype, checks())), elsewhere(base, kind, dtype)]
-    return _widest(found)
+    return widest(found)
 
 
 def left_out(runs: Sequence[Compared]) -> tuple[float, float] | None:
     """Return the interval for runs of a machine that none of `runs` is of: how these lie from the runs of other machines, and of other
     sources, whichever is wider."""
-    return _widest(
+    return widest(
         [_apart(runs, lambda one: one.machine), _apart(runs, lambda one: one.publication)]
     )
 
@@ -277,7 +282,8 @@ def errors_between_layouts(runs: Iterable[Compared]) -> dict[str, list[float]]:
     return found
 
 
-def _widest(intervals: Iterable[tuple[float, float] | None]) -> tuple[float, float] | None:
+def widest(intervals: Iterable[tuple[float, float] | None]) -> tuple[float, float] | None:
+    """Return the interval that holds all that are known; None where none is."""
     known = [each for each in intervals if each is not None]
     return (min(low for low, _ in known), max(high for _, high in known)) if known else None
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import OptPipeError
 from ..profile import CostProfile
 from ..profile.items import ENCODER, Item
-from .doubt import Doubt
+from .doubt import Doubt, widest
 from .provenance import ONCE
 
 UNKNOWN = "no published run with an encoder in front was compared"
@@ -63,10 +63,12 @@ def with_encoder(profile: CostProfile, encoder: CostProfile) -> CostProfile:
 
 def _doubt(profile: CostProfile, encoder: CostProfile) -> Doubt:
     """Return the doubt of both: what no run had makes a time no surer than those of the two are alone."""
-    said = (one.meta.get("doubt") for one in (profile, encoder))
-    known = [one["interval"] for one in said if isinstance(one, Mapping) and one.get("interval")]
-    interval = (min(low for low, _ in known), max(high for _, high in known)) if known else None
-    return Doubt(None, None, None, 0, UNKNOWN, ("an encoder",), interval)
+    said = [one.meta.get("doubt") for one in (profile, encoder)]
+    interval, offloading = (
+        widest(one.get(key) or None for one in said if isinstance(one, Mapping))
+        for key in ("interval", "interval_offloading")
+    )
+    return Doubt(None, None, None, 0, UNKNOWN, ("an encoder",), interval, offloading)
 
 
 def _named(item: Item) -> Item:

@@ -106,12 +106,7 @@ def provenance(stages: Stages, work: Work, lengths: Sequence[int]) -> dict[str, 
         "static_by_stage": notes["static_by_stage"],
         **({STEP: notes[STEP]} if STEP in notes else {}),
         "time_spent": notes["time_spent"],
-        "doubt": {
-            **doubt(model, machine, layout, work).to_json(),
-            "interval_offloading": doubt(model, machine, layout, work, offloads=True).to_json()[
-                "interval"
-            ],
-        },
+        "doubt": doubt(model, machine, layout, work).to_json(),
         "provenance": {
             "t_f, t_b, t_w": times,
             "t_comm": times if "p2p" in how else "estimated",
@@ -147,21 +142,26 @@ def _unknown_host(machine: Machine, work: Work) -> list[str]:
 
 def _without_effect(model: Model, layout: Layout, work: Work, slices: int) -> list[str]:
     """Return a warning for each option that was given and changes nothing in this layout."""
-    alone = [
-        name for name in work.overlap if (layout.tp if name == "tp-comm" else layout.copies) == 1
+    given = [
+        (f"exchange {work.exchange}", work.exchange != "plain" and layout.ep == 1, "ep is 1"),
+        (
+            f"etp {layout.etp}",
+            layout.etp is not None and not model.experts,
+            f"{model.name} has no experts",
+        ),
+        (f"context {work.context}", work.context != "ring" and layout.cp == 1, "cp is 1"),
+        (
+            f"slice-by {work.slice_by}",
+            work.slice_by != "length" and slices == 1,
+            "sequences are whole",
+        ),
     ]
-    idle = {
-        f"exchange {work.exchange}": work.exchange != "plain" and layout.ep == 1 and "ep is 1",
-        f"etp {layout.etp}": layout.etp is not None
-        and not model.experts
-        and f"{model.name} has no experts",
-        f"context {work.context}": work.context != "ring" and layout.cp == 1 and "cp is 1",
-        f"slice-by {work.slice_by}": work.slice_by != "length"
-        and slices == 1
-        and "sequences are whole",
-        **{f"overlap {name}": "tp is 1" if name == "tp-comm" else "dp x cp is 1" for name in alone},
-    }
-    return [f"{given} has no effect: {why}" for given, why in idle.items() if why]
+    for name in work.overlap:
+        shared, alone = (
+            (layout.tp, "tp is 1") if name == "tp-comm" else (layout.copies, "dp x cp is 1")
+        )
+        given.append((f"overlap {name}", shared == 1, alone))
+    return [f"{option} has no effect: {why}" for option, idle, why in given if idle]
 
 
 def _work(work: Work, lengths: Sequence[int]) -> dict[str, Any]:

@@ -483,7 +483,7 @@ class CostProfile:
 
     @property
     def time_interval(self) -> tuple[float, float] | None:
-        """That of a schedule that offloads nothing; see `interval_of`."""
+        """The `interval_of` a schedule that offloads nothing."""
         return self.interval_of(offloads=False)
 
     def interval_of(self, offloads: bool) -> tuple[float, float] | None:

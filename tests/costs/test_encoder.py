@@ -46,9 +46,10 @@ def test_its_layers_add_to_the_first_stage() -> None:
     assert flops[0] == flops[1] + flops[2]
     assert both.meta["doubt"]["error"] is None
     # what no run was compared with is no surer than what some were
-    low, high = both.meta["doubt"]["interval"]
-    for one in (model, tower):
-        assert low <= one.meta["doubt"]["interval"][0] < one.meta["doubt"]["interval"][1] <= high
+    for key in ("interval", "interval_offloading"):
+        low, high = both.meta["doubt"][key]
+        for one in (model, tower):
+            assert low <= one.meta["doubt"][key][0] < one.meta["doubt"][key][1] <= high
 
 
 def test_layouts_give_it_stages_of_its_own_where_that_is_even() -> None:

@@ -85,7 +85,8 @@ def test_what_depends_on_no_clock_comes_out_again(
 
 
 def test_adaoffload_comes_out_again_in_every_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = load_task(point("gaps").task, source=point("gaps").source)
+    any_of = point("gaps")
+    task = load_task(any_of.task, source=any_of.source)
     # the size of the MILP, which is tested above, takes a hundred times as long
     monkeypatch.setitem(task.run.__globals__, "model_size", lambda *_: (0, 0))  # type: ignore[attr-defined]
     rows = [row for row in table("gaps") if row["engine"] == "adaoffload" and row["part"] != "time"]

@@ -78,6 +78,5 @@ def test_only_published_rules_count_as_untried(processes: int) -> None:
     assert run_rules([race], rules[len(published) :], lambda: False, processes) == 0
     assert "late=" in race.engine
     if processes == 1:
-        assert (
-            run_rules([race], rules, lambda: True, processes) == len(published) - 1
-        )  # AdaOffload is ours
+        # AdaOffload is ours
+        assert run_rules([race], rules, lambda: True, processes) == len(published) - 1
