@@ -527,13 +527,18 @@ class CostProfile:
         runs = "runs like it" if notes["common"] is None else f"runs as {notes['name']} issues them"
         return f"four of five {runs}"
 
-    @property
-    def spread_text(self) -> str:
-        """By what measured times may differ from replayed ones, in words; empty where that is not known."""
-        interval = self.time_interval
-        if interval is None:
+    def spread_text(self, offloads: bool, of: str) -> str:
+        """Return how many times `of` measured times may be, in words; empty where that is not known.
+
+        `offloads`: whether any of the schedules that it is said of does.
+        """
+        kept, moved = self.interval_of(False), self.interval_of(offloads)
+        if kept is None:
             return ""
-        return f"measured ones are {interval[0]:.2f} to {interval[1]:.2f} times these in {self.like_it}"
+        text = f"{kept[0]:.2f} to {kept[1]:.2f} times {of} in {self.like_it}"
+        if moved is None or moved == kept:
+            return text
+        return f"{text}, {moved[0]:.2f} to {moved[1]:.2f} times where activations are offloaded"
 
     def issued(self, splits: bool) -> CostProfile:
         """Return the costs of an ideal machine on which a schedule takes as long as its execution takes

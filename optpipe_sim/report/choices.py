@@ -3,7 +3,7 @@ or a row of the table, opens its schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from html import escape
 from typing import NamedTuple
@@ -29,11 +29,12 @@ _WHOLE = (
 )
 
 
-def _told(profile: CostProfile, marks: str = "") -> str:
-    """Return what the times of the page include, where the profile has costs outside the pipeline, by what measured
-    ones may differ, and what `marks` mean: toss-ups."""
+def _told(profile: CostProfile, shown: Iterable[Choice], marks: str = "") -> str:
+    """Return what the times of the choices shown include, where the profile has costs outside the pipeline, by what
+    measured ones may differ, and what `marks` mean: toss-ups."""
     whole = _WHOLE if "iteration" in profile.meta else ""
-    spread = f"Times: {profile.spread_text}." if profile.spread_text else ""
+    spread = profile.spread_text(any(one.trace and one.trace.offloaded for one in shown), "these")
+    spread = f"Times: measured ones are {spread}." if spread else ""
     return "".join(f"<p class='what'>{escape(text)}</p>" for text in (whole, spread, marks) if text)
 
 
@@ -81,7 +82,7 @@ def comparison_views(found: Comparison) -> list[View]:
     limit = limits[-1] if limits else None
     between = found.baseline.profile.execution_notes["between"]
     alike = _toss_ups(between, "the fastest", any(row.is_toss_up for row in found.rows))
-    more = _told(found.baseline.profile, alike) + refused
+    more = _told(found.baseline.profile, rows, alike) + refused
     return _views(heads, rows, _fastest(found), limit_bytes=limit, more=more)
 
 
@@ -139,7 +140,7 @@ def frontier_views(found: Frontier) -> list[View]:
         curves=curves if best else [],
         marks=published,
         axis=axis,
-        more=_told(found.profile, alike),
+        more=_told(found.profile, rows, alike),
     )
 
 
@@ -183,7 +184,7 @@ def advice_views(found: Advice) -> list[View]:
         f" {found.rows[0].tokens_per_s:,.0f} tokens/s.",
         marks=marks,
         limit_bytes=found.question.limit_bytes,
-        more=f"{_told(found.rows[0].profile, alike)}<h3>How sure</h3><ul>{text}</ul>",
+        more=f"{_told(found.rows[0].profile, rows, alike)}<h3>How sure</h3><ul>{text}</ul>",
     )
 
 

@@ -100,6 +100,22 @@ def test_tables_say_by_what_times_may_be_off(here) -> None:
         assert "measured ones are" not in here(line).out
 
 
+def test_tables_say_so_of_plans_that_offload_too(here) -> None:
+    costs = {
+        "devices": 4,
+        "stages": {"t_f_ms": 10, "t_b_ms": 10, "t_w_ms": 8, "act_mib": 100, "w_mib": 40},
+    }
+    doubt = {"interval": [0.98, 1.02], "interval_offloading": [0.9, 1.2]}
+    offload = {"t_offload_ms": 1, "t_reload_ms": 1}
+    save_profile(load_profile({**costs, "offload": offload, "meta": {"doubt": doubt}}), "p.yaml")
+    kept = "measured ones are 0.98 to 1.02 times these in four of five runs like it"
+    moved = f"{kept}, 0.90 to 1.20 times where activations are offloaded"
+    without = here("compare p.yaml -m 8 --schedules 1f1b,zb-h1").out
+    assert kept in without
+    assert moved not in without
+    assert moved in here("compare p.yaml -m 8 --schedules 1f1b,po-f").out
+
+
 def test_what_noise_costs_is_told_with_the_error_of_the_replay(here) -> None:
     line = "solve p.yaml -m 4 --noise 5% --samples 20 --time-limit 2 --execution megatron-lm --no-cache"
     text = here(line).out

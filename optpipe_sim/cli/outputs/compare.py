@@ -119,7 +119,7 @@ def _notes(out: Out, result: Comparison) -> None:
     best = result.rows[0]
     if result.memory_limit is None:
         _memory(out, result)
-    spread(out, best.trace.profile)
+    spread(out, best.trace.profile, (row.trace for row in result.shown))
     alike = [row.schedule for row in result.shown if row.is_toss_up]
     if best.trace.fits and alike:
         notes = best.trace.profile.execution_notes

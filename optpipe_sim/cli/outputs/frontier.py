@@ -48,7 +48,8 @@ def show_frontier(
     if beside:
         text = "time: of an iteration; bubble, bound and gap are those of its pipeline"
         out.text(text, style="dim")
-    spread(out, curve.profile)
+    results = (point.result for point in curve.points if point.result)
+    spread(out, curve.profile, (result.trace for result in results if result.trace))
     alike = next((point for point in curve.points if point.is_toss_up), None)
     if alike is not None and alike.result is not None and alike.result.trace is not None:
         notes = alike.result.trace.profile.execution_notes

@@ -245,10 +245,11 @@ def _show_stash(out: Out, profile: CostProfile) -> None:
         )
 
 
-def spread(out: Out, profile: CostProfile) -> None:
-    """Print by what measured times may differ from those of an answer; nothing where that is not known."""
-    if profile.spread_text:
-        out.text(f"times: {profile.spread_text}", style="dim")
+def spread(out: Out, profile: CostProfile, shown: Iterable[Trace]) -> None:
+    """Print by what measured times may differ from those shown; nothing where that is not known."""
+    text = profile.spread_text(any(trace.offloaded for trace in shown), "these")
+    if text:
+        out.text(f"times: measured ones are {text}", style="dim")
 
 
 def issued(out: Out, profile: CostProfile) -> None:

@@ -306,11 +306,8 @@ def _show_doubt(out: Out, profile: CostProfile, plausible: tuple[bool | None, st
         f" causal half {mfu_ceiling(profile, causal=True):.1%})"
     )
     sure = profile.meta["doubt"]["basis"]
-    if profile.time_interval is not None:
-        low, high = profile.time_interval
-        sure = (
-            f"{low:.2f} to {high:.2f} times what is estimated in four of five runs like it; {sure}"
-        )
+    if spread := profile.spread_text(True, "what is estimated"):
+        sure = f"{spread}; {sure}"
     out.labelled("how sure", sure)
     issued(out, profile)
     if text := caution(profile.meta["doubt"]["error"], profile.meta["doubt"]["bias"]):
