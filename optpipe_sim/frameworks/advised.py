@@ -11,12 +11,12 @@ from typing import Any
 from ..bounds.bounds import lower_bound
 from ..costs.advise.replay import profile_of, replayed
 from ..costs.advise.rows import Advice, Row
-from ..costs.advise.space import PAIRED, Choice
+from ..costs.advise.space import Choice
 from ..costs.layout import MARK
 from ..costs.provenance import iteration_ns
 from ..errors import InvalidSchedule, OptPipeError
 from ..files import write_text
-from ..schedules import MEGATRON_OFFLOAD, names_in, parse_name
+from ..schedules import MEGATRON_OFFLOAD, PAIRED, names_in, parse_name
 from ..sim import simulate
 from ..solvers.layers.bound import layout_bound
 from ..solvers.solve import solve

@@ -16,6 +16,7 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedule.fused import as_split, fuse, fused_where_whole
 from ..units import parse_share, parse_size, written_size
+from . import trials
 from .recompute import (
     Levels,
     at_levels,
@@ -25,6 +26,7 @@ from .recompute import (
     parse_yes_no,
     with_levels,
 )
+from .trials import OFFLOAD, PAIR, RECOMPUTE, Trial
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class Entry:
         options: the options that users may give after a colon, with their parsers.
         title: its name as papers write it; empty: the name in capitals.
         runs: on ``one`` chunk per device, several in a ``loop``, two in a ``vee``.
+        tried: the values of its options that searches try, tier by tier; as published by default. `starts.variants` has
+            those of GIS and PipeOffload.
+        bound: the schedules on ``one`` chunk and in a ``loop`` of which it delays ops: it is no faster without a limit.
+        at_limit: `advise` plans it for its limit, not as published.
         keeps: what it holds for certain: ``all`` activations of a microbatch on a device before the first backward there;
             ``in flight``: also those of the microbatches that 1F1B has under way, on one chunk; empty: less.
         offloads: it is nothing without a link to the host.
@@ -56,6 +62,9 @@ class Entry:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     title: str = ""
     runs: tuple[str, ...] = ("one",)
+    tried: tuple[Trial, ...] = (Trial(),)
+    bound: Mapping[str, str] = field(default_factory=dict)
+    at_limit: bool = False
     keeps: str = ""
     offloads: bool = False
     plans: bool = False
@@ -81,7 +90,16 @@ _STRETCHED = {"early": int, "late": int}
 _PLANNED: dict[str, Callable[[str], Any]] = {"limit": written_size, "chunks": int, "placement": str}
 
 ALL, IN_FLIGHT = "all", "in flight"  # of `Entry.keeps`
-_LOOP, _VEE, _EITHER = ("loop",), ("vee",), ("one", "loop")
+_ONE, _LOOP, _VEE, _EITHER = ("one",), ("loop",), ("vee",), ("one", "loop")
+_ONE_F_ONE_B = {"one": "1f1b", "loop": "1f1b-i"}  # of `Entry.bound`
+_FEW, _MANY = trials.groups(usual=True), trials.groups(usual=False)
+_IN_SLICES = (Trial(trials.SLICED, {"slices": trials.own_slices}),)
+_FITTED = (
+    Trial(),
+    Trial(trials.FITTED, {"limit": trials.own_limit}),
+    Trial(trials.LIMITS, {"limit": trials.limits}),
+)
+_FOR_LIMIT = (Trial(trials.CHOOSING, {"limit": trials.own_limit}, needs=RECOMPUTE, on=_EITHER),)
 
 REGISTRY: dict[str, Entry] = {
     "gpipe": Entry("classic", "gpipe", title="GPipe", keeps=ALL, common=True, torch="GPipe"),
@@ -91,41 +109,98 @@ REGISTRY: dict[str, Entry] = {
         "interleaved_1f1b",
         {**_GROUPED, **_PAIRS},
         runs=_LOOP,
+        tried=(
+            Trial(on=_EITHER),
+            Trial(options={"pairs": ("yes",)}, needs=PAIR, on=_EITHER),
+            Trial(trials.USUAL, {"group": _FEW}),
+            Trial(trials.USUAL, {"group": _FEW, "pairs": ("yes",)}, needs=PAIR),
+            Trial(trials.UNUSUAL, {"group": _MANY}),
+            Trial(trials.UNUSUAL, {"group": _MANY, "pairs": ("yes",)}, needs=PAIR),
+        ),
         keeps=ALL,
         common=True,
         torch="Interleaved1F1B",
     ),
     "zb-h1": Entry("zero_bubble", "zb_h1", keeps=IN_FLIGHT, common=True),
     "zb-h2": Entry("zero_bubble", "zb_h2", keeps=IN_FLIGHT),
-    "zb-1p": Entry("zb_auto", "zb_1p", {"limit": written_size}, title="ZB-1p", keeps=ALL, slow=3),
-    "zb-2p": Entry("zb_auto", "zb_2p", {"limit": written_size}, title="ZB-2p", keeps=ALL, slow=4),
+    "zb-1p": Entry(
+        "zb_auto",
+        "zb_1p",
+        {"limit": written_size},
+        title="ZB-1p",
+        tried=_FITTED,
+        keeps=ALL,
+        slow=3,
+    ),
+    "zb-2p": Entry(
+        "zb_auto",
+        "zb_2p",
+        {"limit": written_size},
+        title="ZB-2p",
+        at_limit=True,
+        keeps=ALL,
+        slow=4,
+    ),
     "zb-v": Entry(
         "zb_v",
         "zb_v",
         {"limit": written_size},
         runs=_VEE,
+        tried=_FITTED,
+        at_limit=True,
         keeps=ALL,
         slow=10,
         torch_kin="ZBVZeroBubble",
     ),
     "v-half": Entry("v_shape", "v_half", title="V-Half", runs=_VEE, keeps=ALL, slow=5),
     "v-min": Entry("v_shape", "v_min", title="V-Min", runs=_VEE, keeps=ALL, slow=6),
-    "gis": Entry("gis", "gis", {**_GROUPED, **_STRETCHED, **_SLICES}, runs=_LOOP, keeps=ALL),
-    "gis-h": Entry("gis", "gis_h", {**_CHUNKS, **_SLICES}, runs=_LOOP, keeps=ALL),
+    "gis": Entry(
+        "gis",
+        "gis",
+        {**_GROUPED, **_STRETCHED, **_SLICES},
+        runs=_LOOP,
+        tried=_IN_SLICES,
+        keeps=ALL,
+    ),
+    "gis-h": Entry("gis", "gis_h", {**_CHUNKS, **_SLICES}, runs=_LOOP, tried=_IN_SLICES, keeps=ALL),
     "po": Entry(
         "pipeoffload",
         "pipeoffload",
         {**_GROUPED, "offloaded": int, **_STRETCHED, **_SLICES},
         title="PipeOffload",
         runs=_LOOP,
+        tried=(
+            Trial(
+                trials.SLICED,
+                {"slices": trials.own_slices, "offloaded": trials.chunks},
+                needs=OFFLOAD,
+            ),
+            Trial(
+                trials.STARTS,
+                {"group": trials.few_groups, "offloaded": trials.chunks},
+                needs=OFFLOAD,
+            ),
+        ),
         offloads=True,
         slow=7,
     ),
     "po-h": Entry(
-        "pipeoffload", "po_h", {**_GROUPED, **_SLICES}, runs=_LOOP, offloads=True, slow=8
+        "pipeoffload",
+        "po_h",
+        {**_GROUPED, **_SLICES},
+        runs=_LOOP,
+        tried=(),
+        offloads=True,
+        slow=8,
     ),
     "po-f": Entry(
-        "pipeoffload", "po_f", {**_GROUPED, **_SLICES}, runs=_LOOP, offloads=True, slow=9
+        "pipeoffload",
+        "po_f",
+        {**_GROUPED, **_SLICES},
+        runs=_LOOP,
+        tried=(),
+        offloads=True,
+        slow=9,
     ),
     "dualpipe-v": Entry(
         "dualpipe",
@@ -137,16 +212,27 @@ REGISTRY: dict[str, Entry] = {
         common=True,
         torch_kin="DualPipeV",
     ),
-    "seq1f1b": Entry("sliced.seq1f1b", "seq1f1b", _SLICES, keeps=IN_FLIGHT, sliced=True),
-    "seq1f1b-i": Entry(
-        "sliced.seq1f1b", "seq1f1b_i", {**_CHUNKS, **_SLICES}, runs=_LOOP, keeps=ALL, sliced=True
+    "seq1f1b": Entry(
+        "sliced.seq1f1b", "seq1f1b", _SLICES, tried=_IN_SLICES, keeps=IN_FLIGHT, sliced=True
     ),
-    "seq-zb": Entry("sliced.seq1f1b", "seq_zb", _SLICES, keeps=IN_FLIGHT, sliced=True),
+    "seq1f1b-i": Entry(
+        "sliced.seq1f1b",
+        "seq1f1b_i",
+        {**_CHUNKS, **_SLICES},
+        runs=_LOOP,
+        tried=_IN_SLICES,
+        keeps=ALL,
+        sliced=True,
+    ),
+    "seq-zb": Entry(
+        "sliced.seq1f1b", "seq_zb", _SLICES, tried=_IN_SLICES, keeps=IN_FLIGHT, sliced=True
+    ),
     "mepipe": Entry(
         "sliced.seq1f1b",
         "mepipe",
         {**_CHUNKS, **_SLICES},
         runs=_EITHER,
+        tried=_IN_SLICES,
         keeps=IN_FLIGHT,
         sliced=True,
     ),
@@ -155,17 +241,39 @@ REGISTRY: dict[str, Entry] = {
         "slimpipe",
         {**_CHUNKS, **_SLICES},
         runs=_EITHER,
+        tried=(),
         keeps=IN_FLIGHT,
         sliced=True,
         exchanges=True,
     ),
-    "sppo": Entry("sliced.sppo", "sppo", {"offloaded": int, **_SLICES}, offloads=True, sliced=True),
+    "sppo": Entry(
+        "sliced.sppo",
+        "sppo",
+        {"offloaded": int, **_SLICES},
+        tried=(
+            Trial(
+                trials.SLICED,
+                {"slices": trials.own_slices, "offloaded": trials.slices},
+                needs=OFFLOAD,
+            ),
+        ),
+        offloads=True,
+        sliced=True,
+    ),
     "megatron-offload": Entry(
         "megatron_offload",
         "megatron_offload",
         {**_GROUPED, "fraction": parse_share, "delta": parse_size},
         title="Megatron offloading",
         runs=_EITHER,
+        tried=(
+            Trial(
+                trials.USUAL,
+                {"fraction": ("0.25", "0.5", "0.75", "1"), "delta": trials.one_activation},
+                needs=OFFLOAD,
+            ),
+        ),
+        bound=_ONE_F_ONE_B,
         offloads=True,
     ),
     "megatron-defer": Entry(
@@ -174,9 +282,20 @@ REGISTRY: dict[str, Entry] = {
         {**_GROUPED, "deferred": int},
         title="Megatron, head's W deferred",
         runs=_EITHER,
+        tried=(Trial(on=_ONE),),
     ),
     "kimi-k2": Entry(
-        "kimi_k2", "kimi_k2", {**_GROUPED, **_PAIRS}, title="Kimi K2", runs=_LOOP, offloads=True
+        "kimi_k2",
+        "kimi_k2",
+        {**_GROUPED, **_PAIRS},
+        title="Kimi K2",
+        runs=_LOOP,
+        tried=(
+            Trial(needs=OFFLOAD, on=_EITHER),
+            Trial(trials.USUAL, {"group": _FEW}, needs=OFFLOAD),
+            Trial(trials.UNUSUAL, {"group": _MANY}, needs=OFFLOAD),
+        ),
+        offloads=True,
     ),
     "chronos": Entry(
         "chronos",
@@ -184,6 +303,7 @@ REGISTRY: dict[str, Entry] = {
         {**_CHUNKS, "recomputed": int, "level": str},
         title="ChronosPipe",
         runs=_LOOP,
+        tried=(),
         keeps=ALL,
         by_name=True,
     ),
@@ -193,6 +313,8 @@ REGISTRY: dict[str, Entry] = {
         {**_GROUPED, "keep": int, "level": str, "limit": written_size},
         title="Megatron partial checkpoints",
         runs=_EITHER,
+        tried=_FOR_LIMIT,
+        bound=_ONE_F_ONE_B,
         plans=True,
         recomputes=True,
     ),
@@ -202,6 +324,8 @@ REGISTRY: dict[str, Entry] = {
         {"chunks": int, "limit": written_size},
         title="AdaPipe",
         runs=_EITHER,
+        tried=_FOR_LIMIT,
+        bound=_ONE_F_ONE_B,
         plans=True,
         recomputes=True,
     ),
@@ -211,6 +335,8 @@ REGISTRY: dict[str, Entry] = {
         {"chunks": int, "level": str, "limit": written_size},
         title="Mario",
         runs=_EITHER,
+        tried=_FOR_LIMIT,
+        bound=_ONE_F_ONE_B,
         plans=True,
         recomputes=True,
         slow=11,
@@ -221,6 +347,7 @@ REGISTRY: dict[str, Entry] = {
         _PLANNED,
         title="AdaOffload",
         runs=(*_EITHER, "vee"),
+        tried=(),
         offloads=True,
         plans=True,
         ours=True,
@@ -233,6 +360,7 @@ REGISTRY: dict[str, Entry] = {
         _PLANNED,
         title="AdaOffload, recomputing",
         runs=(*_EITHER, "vee"),
+        tried=_FOR_LIMIT,
         plans=True,
         recomputes=True,
         ours=True,
@@ -244,24 +372,21 @@ REGISTRY: dict[str, Entry] = {
 # Schedules that others are compared with, built on or searched among; no name stands outside of this room.
 PLAIN: Final = "1f1b"
 INTERLEAVED: Final = "1f1b-i"
+PAIRED: Final = "1f1b-i:pairs=yes"  # as Megatron-LM runs it
 FILL_AND_DRAIN: Final = "gpipe"
 GROUPED: Final = "gis"  # microbatches pass the chunks in groups; all activations are kept
 GROUPED_OFFLOADED: Final = "po"  # the same, some chunks offloaded
 MEGATRON_OFFLOAD: Final = "megatron-offload"
 MEGATRON_DEFER: Final = "megatron-defer"
 MEGATRON_PARTIAL: Final = "megatron-partial"
-# interleaved 1F1B whose activations leave, in groups like it
-INTERLEAVED_OFFLOADED: Final = "kimi-k2"
 ADAOFFLOAD: Final = "adaoffload"  # also the engine that runs it
-SLICED, SLICED_INTERLEAVED, SLICES_OFFLOADED = "seq1f1b", "seq1f1b-i", "sppo"
-FITTED: Mapping[str, str] = {"one": "zb-1p", "vee": "zb-v"}  # to any limit, by where they run
-FITTED_ROOMY: Final = "zb-2p"  # as the one on one chunk, in twice the memory
+SLICED, SLICED_INTERLEAVED = "seq1f1b", "seq1f1b-i"
 USUAL = (
     PLAIN,
     "zb-h1",
     "zb-h2",
     INTERLEAVED,
-    FITTED["vee"],
+    "zb-v",
 )  # what is tried in the place of another
 
 

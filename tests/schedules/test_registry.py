@@ -84,6 +84,22 @@ def test_titles_and_torch_names_are_each_one_schedule() -> None:
     assert slow == list(range(1, len(slow) + 1))
 
 
+@pytest.mark.parametrize("name", those(lambda entry: bool(entry.tried)))
+def test_what_searches_try_is_in_the_entry(name: str) -> None:
+    """Its grids are of its options, and what bounds it is never slower."""
+    entry = REGISTRY[name]
+    for trial in entry.tried:
+        assert {*trial.options} <= {*entry.options}, (name, trial)
+        assert {*(trial.on or ())} <= {"one", "loop", "vee"}
+    for chunks, where in ((1, "one"), (2, "loop")):
+        bound = entry.bound.get(where)
+        if bound is not None:
+            costs = profile().rechunk(chunks)
+            own, other = (built(one, chunks) for one in (name, bound))
+            times = [simulate(one, costs, enforce=False).makespan_ns for one in (own, other)]
+            assert times[0] >= times[1] > 0
+
+
 def _texts(tree: ast.AST) -> Iterator[Any]:
     """Yield the texts of a file but for docstrings, and annotations, which cannot name a constant."""
     for node in ast.iter_child_nodes(tree):

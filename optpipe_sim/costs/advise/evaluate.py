@@ -13,7 +13,7 @@ from ...execution import Execution, execution_in_short
 from ...names import ENTRIES, parse_name
 from ...option_fields import made_of, options_of, takes
 from ...reasons.hints import Hint
-from ...schedules import INTERLEAVED, PLAIN
+from ...schedules import INTERLEAVED, PAIRED, PLAIN
 from ...solvers.starts.published import LOOP, VEE
 from ...trace import Trace
 from ...units import Size, as_limit, as_size, format_size, format_time, html_table
@@ -323,7 +323,7 @@ def _usual(pp: int, chunks: int, pairs: str) -> str:
         raise OptPipeError(
             "pairs: on a pipeline Megatron-LM runs them with several chunks per device; give chunks, or a schedule"
         )
-    return f"{INTERLEAVED}:pairs=yes"
+    return PAIRED
 
 
 def _cut(schedule: str, chunks: int) -> tuple[int, str]:

@@ -9,7 +9,7 @@ from ...errors import OutOfMemory
 from ...names import build, parse_name
 from ...profile import CostProfile
 from ...schedule import Schedule
-from ...schedules import FITTED, FITTED_ROOMY, REGISTRY, those, with_option
+from ...schedules import REGISTRY, those, with_option
 from ...sim import simulate
 from ...solvers.starts.published import LOOP
 from ...solvers.treatments import require_alike, restrict
@@ -21,6 +21,7 @@ from .space import IN_FLIGHT, KEEPING, Choice, Question
 
 # these take longer to build than to bound; in the order in which they are tried
 PLANNED = tuple(sorted(those(lambda entry: entry.slow > 0), key=lambda name: REGISTRY[name].slow))
+AT_LIMIT = those(lambda entry: entry.at_limit)
 # their programs rely on the limit being kept
 UNDER_LIMIT = (*those(lambda entry: entry.ours), "optpipe")
 
@@ -108,7 +109,7 @@ def replayed(
         if profile.slices > 1 and "slices" not in options:
             name = with_option(name, "slices", profile.slices)
             options["slices"] = profile.slices
-    elif base in (FITTED_ROOMY, FITTED["vee"]) and "limit" not in options:
+    elif base in AT_LIMIT and "limit" not in options:
         name = with_option(name, "limit", size_text(limit))
         options["limit"] = limit
     few = 2 * profile.devices

@@ -335,7 +335,7 @@ class Search:
                     time_limit=min(SOLVE_SECONDS, seconds),
                     warm_start=free.trace.schedule if free.trace.fits else None,
                     published=False,
-                    pairs=self.question.paired,
+                    pairs=self.question.may_pair,
                     per_stage=self.question.per_stage,
                     seed=self.question.seed,
                     on_wait=self.wait,

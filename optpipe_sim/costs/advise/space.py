@@ -12,7 +12,8 @@ from ...errors import InvalidSchedule, OptPipeError
 from ...execution import IDEAL, Execution
 from ...names import ENTRIES, parse_name
 from ...option_fields import made_of, options_of
-from ...schedules import FILL_AND_DRAIN, those
+from ...schedules import FILL_AND_DRAIN, PAIRED, those
+from ...schedules.trials import AS_NAMED
 from ...solvers.options import TREATMENTS
 from ...solvers.starts.published import LOOP, ONE_CHUNK, VEE
 from ..layout import Layout
@@ -32,7 +33,14 @@ SCHEDULES = tuple(
     for name, entry in ENTRIES.items()
     if name != FILL_AND_DRAIN and not (entry.sliced or entry.by_name)
 )
-PAIRED = f"{schedules.INTERLEAVED}:pairs=yes"
+# these with options that are tried beside them
+VARIANTS = [
+    (trial, variant)
+    for name in SCHEDULES
+    for trial in ENTRIES[name].tried
+    if trial.tier == AS_NAMED and trial.options
+    for variant in trial.names(name, None)
+]
 SLICED = tuple(name for name, entry in ENTRIES.items() if entry.sliced)
 # these keep every activation: a device holds all of a microbatch before its first backward there
 KEEPING = those(lambda entry: entry.keeps != "")
@@ -245,9 +253,14 @@ class Question:
             )
 
     @property
-    def paired(self) -> bool:
+    def may_pair(self) -> bool:
         """Whether a forward and a backward may run as one op."""
         return self.work.pairs != "none"
+
+    @property
+    def may_offload(self) -> bool:
+        """Whether activations may be offloaded."""
+        return self.machine.pcie is not None and "offload" in self.treatments
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -255,9 +268,8 @@ class Question:
         if self.schedules is not None:
             return self.schedules
         known = (*SCHEDULES, *(() if self.slices == (1,) else SLICED))
-        if self.paired:
-            known = (*known, PAIRED)
-        if self.machine.pcie is not None and "offload" in self.treatments:
+        known = (*known, *(name for trial, name in VARIANTS if trial.admits(self)))
+        if self.may_offload:
             return known
         return tuple(name for name in known if name not in OFFLOADING or ENTRIES[name].plans)
 

@@ -25,6 +25,7 @@ from ...schedules import (
     MEGATRON_DEFER,
     MEGATRON_OFFLOAD,
     MEGATRON_PARTIAL,
+    PAIRED,
     PLAIN,
     build,
     parse_name,
@@ -515,7 +516,7 @@ def needs_chunks(profile: CostProfile, chunks: Iterable[int]) -> str:
         return ""
     return (
         f"the profile has the exchange of experts' tokens overlapped, and --{OVERLAP} needs virtual stages on a pipeline, several"
-        f" chunks per rank, so that plain 1F1B cannot have it; take {INTERLEAVED}:pairs=yes, or costs estimated without"
+        f" chunks per rank, so that plain 1F1B cannot have it; take {PAIRED}, or costs estimated without"
         " --pairs and --exchange overlapped"
     )
 

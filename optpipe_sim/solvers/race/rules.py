@@ -18,17 +18,12 @@ from ...bounds.bounds import fill_and_drain, naive, residency
 from ...errors import OptPipeError
 from ...processes.workers import Newest, Report, Workers, next_places, shared_numbers
 from ...schedule import Schedule
-from ...schedules import ADAOFFLOAD, REGISTRY
+from ...schedules import ADAOFFLOAD, REGISTRY, those
 from ...schedules.adaoffload.adaoffload import adaoffload
 from ...schedules.recompute import at_level
+from ...schedules.trials import AS_NAMED, CHOOSING, LIMITS, UNUSUAL, USUAL
 from ..problem import Problem
-from ..starts.published import (
-    RECOMPUTING,
-    interleaved_schedules,
-    megatron_offloads,
-    plain_schedules,
-    recomputing_schedules,
-)
+from ..starts.published import plain_schedules, tried, tried_schedules
 from ..starts.sliced import in_slices, sliced_schedules, whole
 from ..starts.variants import (
     FAMILIES,
@@ -51,7 +46,7 @@ class Rule(NamedTuple):
     """Published schedules of one shape that are built together.
 
     Attributes:
-        tier: lower tiers are cheaper to build; `STRETCHED` is not published. estimate_ns: an estimate of
+        tier: as in `schedules.trials`; lower ones are cheaper to build; `STRETCHED` is not published. estimate_ns: an estimate of
             the makespan of the fastest. bound_ns: a proven lower bound on all of them. at: the number of
             their shape. built: the function of (best_ns, over) that builds them; `best_ns` is the cost that they
             have to beat, `over` tells whether the time is up. ours: whether it is a greedy of this project, or the
@@ -146,41 +141,37 @@ def _about_ns(problem: Problem, level: str | None) -> int:
 def _without_levels(problem: Problem) -> Iterator[tuple[int, Any, bool]]:
     """Yield the rules that do not depend on one level of recomputation, and whether they are ours."""
     yield 0, partial(_adaoffload, problem), True
-    if problem.may_recompute and problem.shape.placement_name == "loop":
-        # AdaOffload-R takes seconds: it runs on the best shapes alone
-        for name in (name for name in RECOMPUTING if not REGISTRY[name].ours):
-            yield 4, partial(_recomputing, problem, name), False
+    # AdaOffload-R takes seconds: it runs on the best shapes alone
+    for name in those(lambda entry: not entry.ours):
+        if choosing := tried(problem, CHOOSING, [name]):
+            yield CHOOSING, partial(_named, problem, None, choosing), False
 
 
 def _at_level(problem: Problem, level: str | None) -> Iterator[tuple[int, Any]]:
-    yield 1, partial(_plain, problem, level)
-    yield 3, partial(_limited, problem, level)
-    ways = [None] if level is None else [Way(level, False), Way(level, True)]
+    yield AS_NAMED, partial(_plain, problem, level)
+    if limits := tried(problem, LIMITS):
+        yield UNUSUAL, partial(limited_variants, problem, limits, level)
+    # last those that a low cost rules out
+    for name in sorted(REGISTRY, key=lambda name: bool(REGISTRY[name].bound)):
+        for tier in (USUAL, UNUSUAL):
+            if variants := tried(problem, tier, [name]):
+                yield tier, partial(_named, problem, level, variants)
     if problem.shape.placement_name == "loop":
-        if problem.shape.chunks > 1:
-            yield 2, partial(_interleaved, problem, level, True)
-            yield 3, partial(_interleaved, problem, level, False)
-        for way in ways:
-            yield 1, partial(_grouped, problem, way, True)
-            yield 3, partial(_grouped, problem, way, False)
+        for way in [None] if level is None else [Way(level, False), Way(level, True)]:
+            yield AS_NAMED, partial(_grouped, problem, way, True)
+            yield UNUSUAL, partial(_grouped, problem, way, False)
             if problem.shape.chunks > 1:
                 yield STRETCHED, partial(stretched_variants, problem, way)
-        if problem.may_offload:
-            yield 2, partial(_megatron, problem, level)
 
 
 def _plain(problem: Problem, level: str | None, *_: Any) -> Built:
     return plain_schedules(problem, level)
 
 
-def _interleaved(problem: Problem, level: str | None, usual: bool, *_: Any) -> Built:
-    return interleaved_schedules(problem, level, usual)
-
-
-def _limited(
-    problem: Problem, level: str | None, best_ns: BestNs, over: Callable[[], bool]
+def _named(
+    problem: Problem, level: str | None, names: Sequence[str], best_ns: BestNs, _: Any
 ) -> Built:
-    return limited_variants(problem, over, best_ns, [level])
+    return tried_schedules(problem, names, level, best_ns)
 
 
 def _grouped(
@@ -188,14 +179,6 @@ def _grouped(
 ) -> Built:
     found = grouped_variants([problem], best_ns, over, FAMILIES, [way], [usual])
     return ((name, schedule) for _, name, schedule in found)
-
-
-def _recomputing(problem: Problem, name: str, best_ns: BestNs, _: Any) -> Built:
-    return recomputing_schedules(problem, best_ns(), [name])
-
-
-def _megatron(problem: Problem, level: str | None, best_ns: BestNs, _: Any) -> Built:
-    return megatron_offloads(problem, level, best_ns)
 
 
 def _adaoffload(problem: Problem, *_: Any) -> Built:

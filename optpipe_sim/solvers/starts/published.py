@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ...errors import OptPipeError
 from ...schedule import Schedule
-from ...schedules import (
-    FITTED,
-    GROUPED_OFFLOADED,
-    INTERLEAVED,
-    INTERLEAVED_OFFLOADED,
-    MEGATRON_OFFLOAD,
-    PLAIN,
-    REGISTRY,
-    build,
-    parse_name,
-    those,
-)
+from ...schedules import INTERLEAVED, PLAIN, REGISTRY, build, parse_name, those
+from ...schedules.trials import AS_NAMED, CHOOSING, FITTED, STARTS
 from ...sim import simulate
-from ...units import size_text
 from ..problem import Problem
 from .variants import both_ways, levels_of, only_delays, recomputed_at
 
@@ -31,9 +20,32 @@ _PATTERNS = {
 ONE_CHUNK = those(lambda entry: "one" in entry.runs and not entry.offloads, _PATTERNS)
 LOOP = those(lambda entry: "loop" in entry.runs, _PATTERNS)
 VEE = those(lambda entry: "vee" in entry.runs, _PATTERNS)
-RECOMPUTING = those(lambda entry: entry.recomputes)  # for the problem's limit
 FULL = "full"  # the level of recomputation that every framework has
-FRACTIONS = ("0.25", "0.5", "0.75", "1")  # shares of activations that Megatron-LM's rule offloads
+
+
+def tried(problem: Problem, tier: int | str, names: Iterable[str] = REGISTRY) -> list[str]:
+    """Return those of `names` that run on the problem's shape, with the values of their options of a tier; those come last
+    that usually run on another shape, or that need pairs or offloading."""
+    where = _where(problem)
+    trials = [
+        (where not in REGISTRY[name].runs, trial.place, name, trial)
+        for name in names
+        for trial in REGISTRY[name].tried
+        if trial.tier == tier and where in (trial.on or REGISTRY[name].runs)
+    ]
+    trials.sort(key=lambda found: found[:2])
+    return [
+        variant
+        for *_, name, trial in trials
+        if trial.admits(problem)
+        for variant in trial.names(name, problem)
+    ]
+
+
+def _where(problem: Problem) -> str:
+    """Return where a problem's solutions run, as `Entry.runs` says it."""
+    placed = str(problem.shape.placement_name)
+    return "one" if placed == "loop" and problem.shape.chunks == 1 else placed
 
 
 def fixed_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
@@ -41,33 +53,21 @@ def fixed_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
     whether they fit. `variants` builds them with all values of their options."""
     for level in (None, *levels_of(problem)):
         yield from plain_schedules(problem, level)
-    yield from recomputing_schedules(problem)
+    mixing = those(lambda entry: entry.ours) if problem.per_stage else ()
+    choosing = [name for name in REGISTRY if name not in mixing]
+    yield from build_those(problem, tried(problem, CHOOSING, choosing))
     if problem.shape.placement_name == "loop":
-        names = (*(name for name in LOOP if name != INTERLEAVED), *_pipeoffloads(problem))
+        names = (*(name for name in LOOP if name != INTERLEAVED), *tried(problem, STARTS))
         yield from build_those(problem, names)
 
 
 def plain_schedules(problem: Problem, level: str | None = None) -> Iterator[tuple[str, Schedule]]:
-    """Build those of `fixed_schedules` that have no groups; schedules that plan for a limit both as
-    published and for the problem's limit.
+    """Build those of `fixed_schedules` as published; schedules that plan for a limit also for the problem's.
 
     Args:
         level: as for `build_those`.
     """
-    shape = problem.shape
-    names: tuple[str, ...] = ()
-    if shape.placement_name == "loop":
-        names = (*(ONE_CHUNK if shape.chunks == 1 else ()), INTERLEAVED)
-        if problem.may_pair:
-            names = (*names, f"{INTERLEAVED}:pairs=yes")
-        if problem.may_offload:
-            names = (*names, INTERLEAVED_OFFLOADED)
-    elif shape.placement_name == "vee":
-        names = VEE
-    limit = "" if problem.limits is None else f"limit={size_text(min(problem.limits))}"
-    planned = [name for name in names if name in FITTED.values()] if limit else []
-    variants = [*names, *(f"{name}:{limit}" for name in planned)]
-    yield from build_those(problem, variants, level)
+    yield from build_those(problem, [*tried(problem, AS_NAMED), *tried(problem, FITTED)], level)
 
 
 def told_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
@@ -82,67 +82,27 @@ def told_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
         yield from build_those(problem, [recomputed_at(name, FULL)])
 
 
-def interleaved_schedules(
-    problem: Problem, level: str | None, usual: bool
+def tried_schedules(
+    problem: Problem, variants: Sequence[str], level: str | None, best_ns: Callable[[], float]
 ) -> Iterator[tuple[str, Schedule]]:
-    """Build 1F1B-I in every size of group but the default one, p.
+    """Build variants of one schedule, until what bounds it (`Entry.bound`) takes `best_ns` or longer.
 
     Args:
         level: as for `build_those`.
-        usual: the sizes that divide m, and 2p; otherwise all others that leave no rest, or one of at least p.
     """
-    p, m = problem.profile.devices, problem.microbatches
-    if problem.shape.chunks == 1 or problem.shape.placement_name != "loop":
-        return
-    sizes = [size for size in range(p + 1, m + 1) if not 0 < m % size < p]
-    names = [
-        f"{INTERLEAVED}:group={size}" for size in sizes if (m % size == 0 or size == 2 * p) is usual
-    ]
-    interleaved = list(names)
-    if problem.may_pair:
-        names += [f"{name},pairs=yes" for name in interleaved]
-    if problem.may_offload:
-        names += [name.replace(INTERLEAVED, INTERLEAVED_OFFLOADED) for name in interleaved]
-    yield from build_those(problem, names, level)
+    bound = REGISTRY[parse_name(variants[0])[0]].bound.get(_where(problem))
+    least_ns = 0 if bound is None else _free_ns(problem, bound, level)
+    for variant in variants:
+        if least_ns >= best_ns():
+            return
+        yield from build_those(problem, [variant], level)
 
 
-def recomputing_schedules(
-    problem: Problem, best_ns: float = float("inf"), names: Sequence[str] = RECOMPUTING
-) -> Iterator[tuple[str, Schedule]]:
-    """Build those of `names` that choose what to recompute under the problem's limit; none if 1F1B,
-    on which they are built, already takes `best_ns`."""
-    limits = problem.limits
-    if not (problem.may_recompute and limits and problem.shape.placement_name == "loop"):
-        return
-    for name in names:
-        mixes = REGISTRY[name].ours
-        if (mixes and problem.per_stage) or (not mixes and _one_f_one_b_ns(problem) >= best_ns):
-            continue
-        yield from build_those(problem, [f"{name}:limit={size_text(min(limits))}"])
-
-
-def megatron_offloads(
-    problem: Problem, level: str | None, best_ns: Callable[[], float]
-) -> Iterator[tuple[str, Schedule]]:
-    """Build Megatron-LM's offloading with each of `FRACTIONS`, on all ranks alike or each keeping
-    one activation more than the previous rank; none if 1F1B itself takes `best_ns` or longer."""
-    act = max(cost.act_bytes for cost in problem.profile.stages)
-    least_ns = _one_f_one_b_ns(problem, level)
-    for fraction in FRACTIONS:
-        for delta in ("", f",delta={act}B"):
-            if least_ns >= best_ns():
-                return
-            yield from build_those(
-                problem, [f"{MEGATRON_OFFLOAD}:fraction={fraction}{delta}"], level
-            )
-
-
-def _one_f_one_b_ns(problem: Problem, level: str | None = None) -> int:
-    """Return a bound on schedules that are built on (interleaved) 1F1B, with every activation recomputed at
-    `level`: its makespan without a limit, recomputation by separate ops; 0 if unknown."""
+def _free_ns(problem: Problem, name: str, level: str | None) -> int:
+    """Return a bound on schedules that delay ops of another one, with every activation recomputed at `level`:
+    the makespan of that one without a limit, recomputation by separate ops; 0 if unknown."""
     if not only_delays(problem):
         return 0
-    name = PLAIN if problem.shape.chunks == 1 else INTERLEAVED
     if level is not None:
         name = f"{name}:recompute={level},apart=yes"
     for _, schedule in build_those(problem, [name]):
@@ -173,12 +133,3 @@ def build_those(
             continue
         if schedule.shape == shape:
             yield variant, schedule
-
-
-def _pipeoffloads(problem: Problem) -> Iterator[str]:
-    """Build PipeOffload in groups of more than one microbatch, with any number of chunks offloaded."""
-    p, chunks = problem.profile.devices, problem.profile.chunks
-    if chunks > 1 and problem.may_offload:
-        for group in sorted({2, p // 4, p // 2, p} - {0, 1}):
-            for offloaded in range(1, chunks + 1):
-                yield f"{GROUPED_OFFLOADED}:group={group},offloaded={offloaded}"

@@ -11,21 +11,13 @@ import numpy as np
 from ...errors import OptPipeError
 from ...ops import BW, B, F, O, Op, OpKind, R, W
 from ...schedule import Levels, Schedule
-from ...schedules import GROUPED_OFFLOADED, REGISTRY, SLICES_OFFLOADED, those
 from ...schedules.classic import one_by_one
 from ...schedules.copies import with_copies
 from ...schedules.sliced.orders import interleaved
+from ...schedules.trials import SLICED
 from ..problem import Problem
-from .published import build_those
+from .published import build_those, tried
 from .variants import recomputed_in, ways_of
-
-_PLAIN = {
-    name: entry
-    for name, entry in REGISTRY.items()
-    if "slices" in entry.options and not (entry.offloads or entry.exchanges)
-}
-ONE_CHUNK = those(lambda entry: "one" in entry.runs, _PLAIN)
-CHUNKS = those(lambda entry: "loop" in entry.runs, _PLAIN)
 
 Built = Iterator[tuple[str, Schedule]]
 
@@ -36,19 +28,7 @@ def sliced_schedules(problem: Problem, level: str | None = None) -> Built:
     Args:
         level: of recomputation, for every activation: inside backwards, and apart.
     """
-    shape = problem.shape
-    if shape.placement_name != "loop":
-        return
-    n, names = shape.slices, ONE_CHUNK if shape.chunks == 1 else CHUNKS
-    wanted = [f"{name}:slices={n}" for name in names]
-    if problem.may_offload and shape.chunks == 1:
-        wanted += [f"{SLICES_OFFLOADED}:slices={n},offloaded={count}" for count in range(1, n + 1)]
-    elif problem.may_offload:
-        wanted += [
-            f"{GROUPED_OFFLOADED}:slices={n},offloaded={count}"
-            for count in range(1, shape.chunks + 1)
-        ]
-    yield from build_those(problem, wanted, level)
+    yield from build_those(problem, tried(problem, SLICED), level)
 
 
 def one_at_a_time(problem: Problem) -> Built:

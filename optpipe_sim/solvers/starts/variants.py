@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd
 from typing import NamedTuple
 
 import numpy as np
@@ -27,16 +26,13 @@ from ...ops import B, F, O, R
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...schedule.fused import as_split
-from ...schedules import FITTED, GROUPED, GROUPED_OFFLOADED, build, with_option
+from ...schedules import GROUPED, GROUPED_OFFLOADED, build, with_option
 from ...schedules.copies import with_copies
 from ...schedules.gis import grouped
 from ...schedules.recompute import at_level, taken_apart, with_level
 from ...sim import simulate
 from ...trace import Trace
-from ...units import size_text
 from ..problem import Problem
-
-MOST_LEVELS = 48  # limits to plan for, if there are more sums of activations than this
 
 IN_VAIN = 3  # limits in a row without improvement that end the search
 CLIMBS = 3  # variants of GIS and PipeOffload that are stretched
@@ -338,50 +334,30 @@ def _may_fit(problem: Problem, order: Schedule) -> list[int]:
 
 def limited_variants(
     problem: Problem,
+    names: Sequence[str],
+    level: str | None,
+    best_ns: Callable[[], float],
     over: Callable[[], bool],
-    best_ns: Callable[[], float] = lambda: float("inf"),
-    levels: Sequence[str | None] | None = None,
 ) -> Iterator[tuple[str, Schedule]]:
     """Yield the automatic zero-bubble schedules of the problem's shape, planned for ever smaller
     limits than its own, as a greedy may do better with less memory. It stops after `IN_VAIN`
-    limits in a row whose orders take `best_ns` even without a limit. `levels`: the levels at
-    which every activation is recomputed; None: all levels, and no recomputation."""
-    shape = problem.shape
-    runs = {("loop", 1): "one", ("vee", 2): "vee"}.get((str(shape.placement_name), shape.chunks))
-    name = None if runs is None else FITTED[runs]
-    if name is None:
-        return
-    for level in (None, *levels_of(problem, best_ns())) if levels is None else levels:
-        in_vain = 0
-        for limit in _limits(problem):
-            if over():
-                return
-            variant = f"{name}:limit={size_text(limit)}"
-            variant = variant if level is None else recomputed_at(variant, level)
-            try:
-                schedule = build(variant, problem.profile, problem.microbatches)
-            except OptPipeError:  # not even one microbatch fits
-                break
-            free = simulate(schedule, problem.profile, enforce=False, objective=problem.objective)
-            in_vain = in_vain + 1 if free.cost_ns >= best_ns() else 0
-            if in_vain > IN_VAIN:
-                break
-            found = [(variant, schedule)]
-            yield from found if level is None else both_ways(found)
+    limits in a row whose orders take `best_ns` even without a limit.
 
-
-def _limits(problem: Problem) -> list[int]:
-    """Return limits up to the problem's own, and up to twice the memory of 1F1B, from the largest:
-    each sum of activations, or a fixed number of them evenly spread."""
-    costs = problem.profile
-    sizes = {size for cost in costs.stages for size in (cost.act_bytes, cost.w_bytes) if size}
-    if not sizes:
-        return []
-    most = 2 * costs.devices * max(cost.act_bytes for cost in costs.stages) * costs.chunks
-    step = gcd(*sizes)
-    if most // step > MOST_LEVELS:
-        step = -(-most // MOST_LEVELS)
-    top = max(costs.static_bytes) + most
-    own = top if problem.limits is None else max(problem.limits)
-    limits = (top - step * at for at in range(most // step))
-    return [limit for limit in limits if limit <= own]
+    Args:
+        names: of one schedule, with limits from the largest. level: at which every activation is recomputed.
+    """
+    in_vain = 0
+    for name in names:
+        if over():
+            return
+        variant = name if level is None else recomputed_at(name, level)
+        try:
+            schedule = build(variant, problem.profile, problem.microbatches)
+        except OptPipeError:  # not even one microbatch fits
+            return
+        free = simulate(schedule, problem.profile, enforce=False, objective=problem.objective)
+        in_vain = in_vain + 1 if free.cost_ns >= best_ns() else 0
+        if in_vain > IN_VAIN:
+            return
+        found = [(variant, schedule)]
+        yield from found if level is None else both_ways(found)
