@@ -73,7 +73,7 @@ demo: $(RUN)
 	@echo "now make the command known to this shell:  . $(VENV)/bin/activate"
 
 # once, before several processes of the tests would each do it
-compile: $(DEV)
+compile: $(RUN)
 	@$(BIN)/python -m optpipe_sim.solvers.race.compiling
 
 test: $(DEV) compile

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from random import Random
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
-from numba import njit
 from strategies import SEEDS, cases, that_fits
 
+from optpipe_sim.compiled import njit
 from optpipe_sim.errors import Deadlock
 from optpipe_sim.ops import OpKind
 from optpipe_sim.schedule import Schedule
@@ -25,10 +29,12 @@ NO_PATH = np.empty(0, np.int64)
 PASSING = 0.3  # share of the moves
 
 
-# what follows is compiled without a door to Python
+# What follows has no door to Python, and takes 40 s to compile. `make test` runs it in Python, where moves and
+# updates are the same lines, in a process in which nothing is compiled; `make test-slow` compiles it.
+compiles = (lambda function: function) if njit is None else njit
 
 
-@njit
+@compiles
 def moved(plan, saved, costs, t, path, chances):  # type: ignore[no-untyped-def]
     t.filled[0] = 0
     first, last = moves.change(plan, costs, t, path, chances)
@@ -39,23 +45,23 @@ def moved(plan, saved, costs, t, path, chances):  # type: ignore[no-untyped-def]
     return soonest < times.NEVER, gone
 
 
-@njit
+@compiles
 def updated(plan, costs, t, total, most, ahead):  # type: ignore[no-untyped-def]
     return evaluate.update(plan, costs, t, total, evaluate.Goal(most, 0.0, 0), ahead, True)
 
 
-@njit
+@compiles
 def longest(plan, costs, t):  # type: ignore[no-untyped-def]
     return evaluate.longest(plan, costs, t)
 
 
-@njit
+@compiles
 def taken_back(plan, saved, t):  # type: ignore[no-untyped-def]
     times.undo(t)
     loop._restore(plan, saved, t)
 
 
-@njit
+@compiles
 def renew_tails(plan, saved, costs, t, anew, span_counts):  # type: ignore[no-untyped-def]
     if anew:
         tails.begin_tails(plan, costs, t, span_counts)
@@ -144,6 +150,16 @@ def walks(draw: st.DrawFn) -> Walk:
     return found
 
 
+def test_updates_in_python() -> None:
+    test = f"{__file__}::test_incremental_updates_equal_a_full_evaluation"
+    run = [sys.executable, "-m", "pytest", "-q", "-m", "slow", "-p", "no:cacheprovider", test]
+    done = subprocess.run(
+        run, env={**os.environ, "NUMBA_DISABLE_JIT": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout  # without any test that ran it is 5
+
+
+@pytest.mark.slow
 def test_incremental_updates_equal_a_full_evaluation() -> None:
     """The times of every op; and some op on each critical path ends, with its tail, with the last op, and none later."""
     covered: Counter[str] = Counter()
