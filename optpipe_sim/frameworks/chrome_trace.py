@@ -95,10 +95,9 @@ def _processes(trace: Trace) -> Iterator[_Event]:
             key = {"ph": "M", "pid": device, "tid": tid}
             yield {**key, "name": "thread_name", "args": {"name": name}}
             yield {**key, "name": "thread_sort_index", "args": {"sort_index": tid}}
-    if trace.offloaded:
-        for node, steps in enumerate(trace.host_memory):
-            peak = f"peak {format_size(steps.peak)} pinned"
-            yield from named(trace.profile.devices + node, f"host of node {node}", peak)
+    for node, steps in enumerate(trace.pinned):
+        peak = f"peak {format_size(steps.peak)} pinned"
+        yield from named(trace.profile.devices + node, f"host of node {node}", peak)
 
 
 def _slices(trace: Trace) -> Iterator[_Event]:
@@ -149,9 +148,8 @@ def _counters(trace: Trace) -> Iterator[_Event]:
 
     for device, steps in enumerate(trace.memory):
         yield from counter(device, "memory held", steps)
-    if trace.offloaded:
-        for node, steps in enumerate(trace.host_memory):
-            yield from counter(trace.profile.devices + node, "pinned host memory", steps)
+    for node, steps in enumerate(trace.pinned):
+        yield from counter(trace.profile.devices + node, "pinned host memory", steps)
 
 
 def _arrows(trace: Trace) -> Iterator[_Event]:

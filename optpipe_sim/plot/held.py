@@ -9,6 +9,7 @@ from matplotlib.colors import to_hex
 from matplotlib.ticker import MaxNLocator
 
 from ..trace import Trace
+from ..trace.boxes import OFF_SCALE
 from ..trace.steps import Steps
 from ..units import format_size
 from .axis import BESIDE, BOTTOM, WIDTH, Window, place, show_time, size_unit, time_unit, window_of
@@ -16,7 +17,6 @@ from .style import INK, LIMIT, MUTED, STATIC, new_figure, styled
 
 FEW_DEVICES = 4  # have a line each, whatever their length
 LINES_UP_TO, STEPS_UP_TO = 8, 1200  # devices and steps of all; more are drawn as an envelope
-OFF_SCALE = 2.5  # a limit above so many times the peak is named, not drawn
 
 
 def memory(
@@ -82,8 +82,8 @@ def _few(trace: Trace) -> bool:
 def _curve(trace: Trace, steps: Steps) -> tuple[np.ndarray, np.ndarray]:
     """Times in the axis' unit and bytes, up to the makespan."""
     _, size = time_unit(trace.makespan_ns)
-    times = np.append(steps.times_ns, trace.makespan_ns) / size
-    return times, np.append(steps.bytes, steps.bytes[-1])
+    times_ns, held = steps.until(trace.makespan_ns)
+    return times_ns / size, held
 
 
 def _lines(trace: Trace, ax: Axes, scale: int) -> None:

@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 from ..errors import require
 from ..ops import COMPUTE, TRANSFERS, O, OpKind
 from ..trace import Trace
+from ..trace.boxes import heights, kinds_in
 from .axis import (
     BESIDE,
     BOTTOM,
@@ -128,23 +129,23 @@ def _boxes(trace: Trace, ax: Axes, window: Window) -> None:
     narrowest = min(_narrowest(trace, ax, window).values(), default=0.0)
     edged = not many and narrowest >= _EDGE_FROM
     labels = _label_size(trace, ax, window)
+    lane = lane_within(trace)
+    tops, bottoms = heights(
+        trace.schedule, {kind: lane_within(trace, kind) for kind in OpKind}, lane
+    )
     for kind in OpKind:
-        top, bottom = lane_within(trace, kind)
         for chunk in range(shape.chunks):
             rows = np.flatnonzero(shown & (kinds == kind) & (chunks == chunk))
             if not len(rows):
                 continue
             lanes = trace.schedule.devices[rows]
             colour = shade(kind, chunk, shape.chunks)
-            # the two halves of a pair share its lane: the forward above, the backward below
-            tops = np.where(trace.schedule.second[rows], (top + bottom) / 2, top)
-            bottoms = np.where(trace.schedule.paired[rows], (top + bottom) / 2, bottom)
             ax.add_collection(
                 boxes(
                     start[rows],
                     end[rows],
-                    lanes + tops,
-                    lanes + bottoms,
+                    lanes + tops[rows],
+                    lanes + bottoms[rows],
                     colour,
                     edgecolors="white" if edged else "none",
                     linewidths=0.6 if edged else 0,
@@ -155,9 +156,9 @@ def _boxes(trace: Trace, ax: Axes, window: Window) -> None:
                 )
             )
             if kind in (OpKind.B, OpKind.BW):
-                _recomputed_share(trace, ax, rows, lanes, size, bottom, rasterized=many)
+                _recomputed_share(trace, ax, rows, lanes, size, lane[1], rasterized=many)
             if labels and kind in labels.kinds:
-                middles = lanes + (tops + bottoms) / 2
+                middles = lanes + (tops[rows] + bottoms[rows]) / 2
                 for row, height in zip(rows.tolist(), middles.tolist(), strict=True):
                     named = kind.name if labels.named else ""
                     middle = (start[row] + end[row]) / 2
@@ -265,12 +266,9 @@ def _legend(trace: Trace) -> list[Patch]:
     """Return the kinds that occur, with the shades of chunks where there are several, and idle."""
     shape = trace.schedule.shape
     handles = []
-    inside = trace.recomputed > 0
-    for kind in OpKind:
-        apart = (trace.schedule.table[:, 0] == kind).any()
-        if apart or (inside and kind is OpKind.C):
-            label = f"{kind.name}  {KIND_NAMES[kind]}"
-            handles.append(Patch(facecolor=shade(kind, 0, shape.chunks), label=label))
+    for kind in kinds_in(trace):
+        label = f"{kind.name}  {KIND_NAMES[kind]}"
+        handles.append(Patch(facecolor=shade(kind, 0, shape.chunks), label=label))
         if kind is OpKind.F:  # one kind as an example of the shades
             handles += [
                 Patch(facecolor=shade(kind, chunk, shape.chunks), label=f"F  of chunk {chunk}")

@@ -15,8 +15,9 @@ from ..ops import BW, B, Op
 from ..reasons.explain import Gap, gaps
 from ..reasons.reasons import Reason, Reasons, critical_path, last_reason
 from ..trace import CAUSES, Trace
+from ..trace.boxes import heights
 from ..trace.steps import Steps
-from .layout import COMPUTE, INSIDE, Layout, Place, curve
+from .layout import COMPUTE, INSIDE, ROWS, Layout, Place, curve
 from .texts import gap_texts, life_texts, memory_texts, op_texts
 
 LETTER, BESIDE = 6.2, 3  # pixels of a name: of each letter, and beside them
@@ -48,11 +49,8 @@ class TraceColumns:
         trace = self.trace
         schedule, shape = trace.schedule, trace.schedule.shape
         kinds, stages, units = schedule.table.T
-        top, bottom = self.layout.ops(kinds, schedule.devices)
-        # the two halves of a pair share its box: the forward above, the backward below
-        middle = sum(self.layout.within(COMPUTE, schedule.devices)) // 2
-        top = np.where(schedule.second, middle, top)
-        bottom = np.where(schedule.paired, middle, bottom)
+        above = schedule.devices * self.layout.height
+        top, bottom = (above + edge for edge in heights(schedule, ROWS, COMPUTE))
         start, end, level = trace.start_ns, trace.end_ns, (top + bottom) // 2
         by = np.array([self._row(reason.by) for reason in self.reasons])
         texts = op_texts(trace, self.reasons)
@@ -144,11 +142,11 @@ class TraceColumns:
 
     def memory(self, steps: Steps, place: Place, scale_bytes: int) -> Columns:
         """Return the bytes that a device or a host holds, as steps up to the end of the iteration."""
-        end = self.trace.makespan_ns
-        texts = memory_texts(steps, end)
+        texts = memory_texts(steps, self.trace.makespan_ns)
+        drawn = steps.until(self.trace.makespan_ns)
         return {
-            "start": whole(np.append(steps.times_ns, end)),
-            "level": curve(place, np.append(steps.bytes, steps.bytes[-1]), scale_bytes),
+            "start": whole(drawn.times_ns),
+            "level": curve(place, drawn.bytes, scale_bytes),
             **{name: [*found, found[-1]] for name, found in texts.items()},
         }
 

@@ -28,21 +28,13 @@ from ..ops import OpKind
 from ..plot.axis import time_unit
 from ..plot.style import shade, text_colour
 from ..trace import CAUSES, Trace
+from ..trace.boxes import CAUSE_COLOURS
 from .actions import Parts, add_actions, named_view
 from .columns import Drawing, TraceColumns, whole
 from .layout import COMPUTE, ROWS, Layout, pixels
 from .memory import Scales, memory_areas, memory_labels, memory_lanes, other_memory
 
-# Okabe and Ito's colours, which people with any kind of colour vision tell apart; drawn pale, with a
-# pattern each, which is what remains of them in grey.
-CAUSE_COLOURS = {
-    "fill": "#56B4E9",
-    "neighbour": "#E69F00",
-    "communication": "#009E73",
-    "reload": "#F0E442",
-    "memory": "#CC79A7",
-    "drain": "#0072B2",
-}
+# What tells causes apart without their colours, in grey.
 CAUSE_PATTERNS = {
     "fill": " ",
     "neighbour": "/",

@@ -63,7 +63,7 @@ class Layout:
 
     @classmethod
     def of(cls, trace: Trace) -> Layout:
-        return cls(trace.schedule.shape.devices, len(trace.host_memory) if trace.offloaded else 0)
+        return cls(trace.schedule.shape.devices, len(trace.pinned))
 
     @cached_property
     def memory_top(self) -> int:
@@ -84,12 +84,6 @@ class Layout:
         """Return the lane of a node's host memory."""
         top = self.devices * self.height + node * (MEMORY + ROOM)
         return top, top + MEMORY
-
-    def ops(self, kinds: np.ndarray, devices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the tops and bottoms of ops."""
-        tops, bottoms = np.array([ROWS[kind] for kind in OpKind]).T
-        start = devices * self.height
-        return start + tops[kinds], start + bottoms[kinds]
 
     def within(self, row: Place, devices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the tops and bottoms of one row in many devices."""

@@ -12,13 +12,13 @@ from bokeh.models.renderers import GlyphRenderer
 
 from ..plot.style import LIMIT
 from ..trace import Trace
+from ..trace.boxes import OFF_SCALE
 from ..trace.steps import Steps
 from ..units import format_size
 from .columns import Drawing, TraceColumns
 from .layout import Place, curve
 
 MEMORY_COLOUR, OTHER, STATIC, LABEL = "#7D95AD", "#B5541C", "#7A7A7A", "#4A5258"
-OFF_SCALE = 2.5  # a limit above so many times the peak is not drawn: the curve would lie flat
 
 
 class MemoryLane(NamedTuple):
@@ -82,7 +82,7 @@ def memory_lanes(columns: TraceColumns, scales: Scales) -> list[MemoryLane]:
         for device, steps in enumerate(trace.memory)
     ]
     most = next(iter(_host_limits(trace)), None)
-    for node, steps in enumerate(trace.host_memory[: layout.nodes]):
+    for node, steps in enumerate(trace.pinned):
         name = "pinned host memory" + (f" of node {node}" if layout.nodes > 1 else "")
         found.append(MemoryLane(name, steps, layout.host(node), scales.host_bytes, 0, most))
     return found

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-import numpy as np
-
-from ..ops import OpKind
 from ..plot.style import KIND_NAMES, LIMIT, shade
 from ..reasons.explain import path_parts
 from ..reasons.hints import LIMITS, NONE, diagnoses, hints
 from ..trace import CAUSES, Trace
+from ..trace.boxes import CAUSE_COLOURS, kinds_in
 from ..trace.waits import MEANINGS
 from ..units import counted, format_size, format_time
 from .columns import TraceColumns
-from .lanes import CAUSE_COLOURS, CAUSE_PATTERNS, MARK, MESSAGE
+from .lanes import CAUSE_PATTERNS, MARK, MESSAGE
 from .markup import Cell, items, share_cell, table, tiles, time_cell
 from .memory import MEMORY_COLOUR, OTHER, STATIC
 
@@ -180,17 +178,13 @@ def advice(trace: Trace, level: int) -> str:
 
 def legend(*traces: Trace) -> str:
     """Return what the colours and patterns of the lanes of some traces are."""
-    there = {OpKind(kind) for t in traces for kind in np.unique(t.schedule.table[:, 0]).tolist()}
-    if any(trace.recomputed for trace in traces):
-        there.add(OpKind.C)
+    there = kinds_in(*traces)
     shape = max((trace.schedule.shape for trace in traces), key=lambda shape: shape.chunks)
     entries = [
-        (_plain(shade(kind, 0, shape.chunks)), f"{kind.name} {KIND_NAMES[kind]}")
-        for kind in OpKind
-        if kind in there
+        (_plain(shade(kind, 0, shape.chunks)), f"{kind.name} {KIND_NAMES[kind]}") for kind in there
     ]
     if shape.chunks > 1:
-        paler = [shade(kind, 1, shape.chunks) for kind in OpKind if kind in there]
+        paler = [shade(kind, 1, shape.chunks) for kind in there]
         entries.append((_beside(paler), "paler: of later chunks"))
     entries += [
         (

@@ -401,6 +401,11 @@ class Trace:
         return host_memory(self.schedule, self.profile, self.start_ns, self.end_ns)
 
     @property
+    def pinned(self) -> tuple[Steps, ...]:
+        """`host_memory` where anything is offloaded, else of no node."""
+        return self.host_memory if self.offloaded else ()
+
+    @property
     def host_peak_bytes(self) -> int:
         """The peak of pinned host memory over all nodes."""
         return max(steps.peak for steps in self.host_memory)

@@ -17,6 +17,10 @@ class Steps(NamedTuple):
     def peak(self) -> int:
         return int(self.bytes.max())
 
+    def until(self, end_ns: int) -> Steps:
+        """Return the same with its last value again at an end, up to which a curve is drawn."""
+        return Steps(np.append(self.times_ns, end_ns), np.append(self.bytes, self.bytes[-1]))
+
 
 def step_function(times: np.ndarray, changes: np.ndarray, level: int) -> Steps:
     """Return the step function that starts at `level` at 0 and has these changes; changes of one instant

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...trace import CAUSES, Trace
+from ...trace.boxes import CAUSE_COLOURS
 from ...units import counted, format_size, format_time
 from ..status import SCHEMA
 
@@ -26,14 +27,9 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]
 
-# Okabe and Ito's colours, which people with any kind of colour vision tell apart.
 CAUSE_STYLES = {
-    "fill": "black on #56b4e9",
-    "neighbour": "black on #e69f00",
-    "communication": "black on #009e73",
-    "reload": "black on #f0e442",
-    "memory": "black on #cc79a7",
-    "drain": "white on #0072b2",
+    cause: f"{'white' if cause == 'drain' else 'black'} on {colour}"
+    for cause, colour in CAUSE_COLOURS.items()
 }
 COMPILING = "compiling the engines for this machine, this once: some 20 s on two cores ..."
 PIPE_WIDTH = 1000  # without a terminal nothing needs to be cut or wrapped
