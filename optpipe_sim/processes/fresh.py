@@ -56,8 +56,7 @@ def how_it_ended(code: int | None) -> str:
     return f"exit status {code}"
 
 
-def last_line(log: Path, since: int = 0) -> str:
-    """Return the last line of a log that is not empty, or an empty text; `since`: of what follows so
-    many bytes."""
-    lines = log.read_bytes()[since:].decode(errors="replace").split("\n")
+def last_line(log: bytes) -> str:
+    """Return the last line of a log that is not empty, or an empty text."""
+    lines = log.decode(errors="replace").split("\n")
     return next((line for line in reversed(lines) if line.strip()), "")

@@ -158,7 +158,7 @@ class SolverProcess:
         code = self._process.returncode
         if code is not None and code < 0:
             return how_it_ended(code)
-        return last_line(self.folder / LOG) or how_it_ended(code)
+        return last_line((self.folder / LOG).read_bytes()) or how_it_ended(code)
 
 
 def _start(folder: Path) -> subprocess.Popen[bytes]:

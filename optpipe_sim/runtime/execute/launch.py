@@ -1,28 +1,25 @@
 """Ranks: p processes of this machine over gloo that run tasks, and never outlive their parent; or those that torchrun
 has started, of which this process is one.
 
-One fresh Python loads torch and what the first task needs, which takes longer than most tasks, and forks the ranks.
+One fresh Python loads torch, which takes longer than most tasks, and forks all ranks of this process (`forks`).
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import importlib
-import mmap
-import multiprocessing
 import os
 import pickle
 import socket
 import struct
-import subprocess
-import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.reduction import send_handle
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -30,18 +27,16 @@ from typing import Any, Protocol, TypeVar
 import torch
 import torch.distributed as dist
 
-from ...compiled import njit
 from ...errors import OptPipeError, RuntimeFault
 from ...ops import Op
 from ...processes.fresh import how_it_ended, kill, last_line, start_python
-from ...processes.signals import leave_with_parent
 from ...processes.torchrun import torchrun_rank
 from ...schedule import Schedule
 from ..device import take_device
+from . import forks
+from .forks import NONE, ONE_THREAD, START_S, Wanted, log_of
 
-START_S = 60.0  # for torch to load and the ranks to meet
 GRACE_S = 3.0  # from the first fault until those of all ranks are collected
-_NONE = -1
 _DEAD = object()  # the answer of a rank that has died
 Answer_co = TypeVar("Answer_co", covariant=True)
 
@@ -57,17 +52,60 @@ class Job(Protocol[Answer_co]):
         """Run the part of one rank, which reports every op that it begins."""
 
 
-@dataclass
-class _Started:
-    """The process that has forked the ranks, and what it has told of them.
+class _ForkServer:
+    """The process that forks the ranks of this one (`forks.serve_forks`), and ends with it.
 
     Attributes:
-        control: it sends the process of each rank, then (rank, exit status) of each that ends; once this end is
-            closed it ends all of them, and itself.
+        door: each `Ranks` that starts sends a pipe of its own over it.
+        loaded: whether it has loaded torch and forked ranks.
+    """
+
+    def __init__(self) -> None:
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115
+        self.door, theirs = Pipe()
+        self.loaded = False
+        self.process = start_python(
+            forks.__name__,
+            [theirs.fileno()],
+            self.log,
+            stdout=self.log,
+            pass_fds=[theirs.fileno()],
+            environment=ONE_THREAD,
+        )
+        theirs.close()
+
+    def end(self) -> None:
+        """End it; where it still loads torch, by force."""
+        self.door.close()
+        kill([self.process], after_s=START_S if self.loaded else 0.0)
+
+
+_SERVERS: list[_ForkServer] = []  # one, or none
+
+
+def _fork_server() -> _ForkServer:
+    """Return the one of this process; start it where none runs."""
+    if not _SERVERS or _SERVERS[0].process.poll() is not None:
+        _SERVERS[:] = [_ForkServer()]
+    return _SERVERS[0]
+
+
+@atexit.register
+def _end_server() -> None:
+    while _SERVERS:
+        _SERVERS.pop().end()
+
+
+@dataclass
+class _Started:
+    """The ranks of a `Ranks`, and what the fork server has told of them.
+
+    Attributes:
+        control: brings the process of each rank, then (rank, exit status) of each that ends; a message to the fork
+            server, or closing it, ends all of them.
         pipes: to each rank, for tasks and results.
     """
 
-    process: subprocess.Popen[bytes]
     control: Connection
     pipes: list[Connection]
     pids: list[int] = field(default_factory=list)
@@ -83,10 +121,13 @@ class _Started:
 
     def end(self) -> None:
         """End all ranks, and wait for that."""
-        for pipe in (*self.pipes, self.control):
+        for pipe in self.pipes:
             pipe.close()
-        # it may still load torch; or else it ends its ranks first
-        kill([self.process], after_s=START_S if self.pids else 0.0)
+        with contextlib.suppress(EOFError, OSError):
+            self.control.send("end")
+            while self.pids and self.control.poll(START_S):
+                self.control.recv()
+        self.control.close()
 
 
 class Ranks:
@@ -136,7 +177,7 @@ class Ranks:
             if not self._started:
                 self._start(type(task).__module__)
             # the last line that a rank has printed says why it died, if it is of this job
-            self._log_began = [_log(self._folder, rank).stat().st_size for rank in range(devices)]
+            self._log_began = [log_of(self._folder, rank).stat().st_size for rank in range(devices)]
             for rank, pipe in enumerate(self._started[0].pipes):
                 try:
                     pipe.send_bytes(pickle.dumps(task))
@@ -156,29 +197,27 @@ class Ranks:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        (self._folder / "ops").write_bytes(struct.pack("q", _NONE) * self.count)
+        (self._folder / "ops").write_bytes(struct.pack("q", NONE) * self.count)
         for rank in range(self.count):
-            _log(self._folder, rank).write_bytes(b"")
+            log_of(self._folder, rank).write_bytes(b"")
         ours, theirs = zip(*(Pipe() for _ in range(self.count + 1)), strict=True)
-        said = self._folder / "start.log"
-        with said.open("wb") as log:
-            process = start_python(
-                __name__,
-                (port, module, self._folder, *(pipe.fileno() for pipe in theirs)),
-                log,
-                stdout=log,
-                pass_fds=[pipe.fileno() for pipe in theirs],
-                environment={"OMP_NUM_THREADS": "1"},
-            )
-        for pipe in theirs:
-            pipe.close()
         control, *pipes = ours
-        started = _Started(process, control, pipes)
+        started = _Started(control, pipes)
         self._started.append(started)
+        server = _fork_server()
         try:
+            send_handle(server.door, theirs[0].fileno(), server.process.pid)
+            control.send(Wanted(self.count, module, self._folder, port))
+            for pipe in theirs[1:]:
+                send_handle(control, pipe.fileno(), server.process.pid)
+            for pipe in theirs:
+                pipe.close()
             started.pids += control.recv()
+            server.loaded = True
         except (EOFError, OSError):
-            how, line = how_it_ended(process.wait()), last_line(said)
+            how = how_it_ended(server.process.wait())
+            server.log.seek(0)
+            line = last_line(server.log.read())
             raise RuntimeFault(
                 f"ranks: cannot be started ({how}){f'; it said: {line}' * bool(line)}"
             ) from None
@@ -212,20 +251,15 @@ class Ranks:
 
     def _died(self, rank: int, schedule: Schedule) -> RuntimeFault:
         how = how_it_ended(self._started[0].status(rank, GRACE_S))
-        line = last_line(_log(self._folder, rank), self._log_began[rank])
+        line = last_line(log_of(self._folder, rank).read_bytes()[self._log_began[rank] :])
         with (self._folder / "ops").open("rb") as file:
             row = struct.unpack_from("q", file.read(), 8 * rank)[0]
-        last = "before its first op" if row == _NONE else f"its last op was {schedule.op(row)}"
+        last = "before its first op" if row == NONE else f"its last op was {schedule.op(row)}"
         return RuntimeFault(f"rank {rank} died ({how}); {last}{f'; it said: {line}' * bool(line)}")
 
     def _halt(self) -> None:
         while self._started:
             self._started.pop().end()
-
-
-def _log(folder: Path, rank: int) -> Path:
-    """Return the file that a rank prints to."""
-    return folder / f"{rank}.log"
 
 
 def _end(started: list[_Started], folder: Path) -> None:
@@ -277,110 +311,3 @@ class JoinedRanks:
         dist.barrier()
         dist.destroy_process_group()
         return [] if self.rank else results
-
-
-class Progress:
-    """A file to which a rank writes the op it has begun, to be read after its death."""
-
-    def __init__(self, path: str | os.PathLike[str], rank: int) -> None:
-        with open(path, "r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
-        self._rank, self.schedule = rank, None
-
-    def begin(self, schedule: Schedule | None) -> None:
-        """Note the schedule of a new task; None: there is none."""
-        self.schedule = schedule  # type: ignore[assignment]
-        struct.pack_into("q", self._map, 8 * self._rank, _NONE)
-
-    def __call__(self, op: Op) -> None:
-        """Note that an op has begun."""
-        if self.schedule is not None:
-            struct.pack_into("q", self._map, 8 * self._rank, self.schedule.row(op))
-
-
-def start(port: int, module: str, folder: Path, files: Sequence[int]) -> None:
-    """Load what ranks need, fork them, and report how each ends; end those that are left once the caller has gone.
-
-    Args:
-        module: of the first task.
-        files: descriptors of the pipe to the caller, then of that of each rank.
-    """
-    pipes: list[Connection] = [Connection(file) for file in files]
-    control, count = pipes[0], len(pipes) - 1
-    with contextlib.suppress(ImportError):  # the rank that needs it says so
-        importlib.import_module(module)
-    if njit is not None:  # numba reads its tables with the first function, for half a second
-        njit(lambda: None)()
-    forked = multiprocessing.get_context("fork")
-    ranks = [
-        forked.Process(target=serve, args=(os.getpid(), rank, port, pipes, folder))
-        for rank in range(count)
-    ]
-    for rank in ranks:
-        rank.start()
-    for pipe in pipes[1:]:  # or none would end with its rank
-        pipe.close()
-    with contextlib.suppress(OSError):  # the caller has gone
-        control.send([rank.pid for rank in ranks])
-        alive: dict[Any, int] = {rank.sentinel: at for at, rank in enumerate(ranks)}
-        while control not in (ready := wait([control, *alive])):
-            for at in [alive.pop(sentinel) for sentinel in ready]:
-                ranks[at].join()
-                control.send((at, ranks[at].exitcode))
-    for rank in ranks:
-        rank.kill()
-    for rank in ranks:
-        rank.join()
-
-
-def serve(parent: int, rank: int, port: int, pipes: Sequence[Connection], folder: Path) -> None:
-    """Be a rank that `start` has forked: join the process group, then run tasks as they arrive.
-
-    Args:
-        parent: the process that forked this one; it may have exited since.
-        pipes: of that process, then of each rank.
-    """
-    log = os.open(_log(folder, rank), os.O_WRONLY | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    leave_with_parent(parent, _leave)  # also while a task runs
-    torch.set_num_threads(1)
-    connection = pipes[1 + rank]
-    for pipe in pipes:  # or none would end with its process
-        if pipe is not connection:
-            pipe.close()
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=rank,
-        world_size=len(pipes) - 1,
-        timeout=timedelta(seconds=START_S),
-    )
-    begun = Progress(folder / "ops", rank)
-    while True:
-        try:
-            task = pickle.loads(connection.recv_bytes())
-        except (EOFError, OSError):
-            _leave()
-        begun.begin(task.schedule)
-        try:
-            answer: object = task.perform(rank, begun)
-        except OptPipeError as error:
-            answer = (
-                error if isinstance(error, RuntimeFault) else RuntimeFault(f"rank {rank}: {error}")
-            )
-        except Exception as error:
-            answer = RuntimeFault(f"rank {rank}: {type(error).__name__}: {error}")
-        begun.begin(None)
-        if isinstance(answer, RuntimeFault):
-            answer.__cause__ = None
-        connection.send_bytes(pickle.dumps(answer))
-
-
-def _leave() -> None:
-    os._exit(0)  # no shutdown handshake with ranks that may have exited as well
-
-
-if __name__ == "__main__":
-    door, first, place, *descriptors = sys.argv[1:]
-    start(int(door), first, Path(place), list(map(int, descriptors)))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,6 +41,7 @@ from optpipe_sim.processes.signals import is_running
 from optpipe_sim.profile import Offload
 from optpipe_sim.runtime.confirm.case import Case
 from optpipe_sim.runtime.confirm.task import Result, Task
+from optpipe_sim.runtime.execute import launch
 from optpipe_sim.runtime.execute.launch import Ranks
 from optpipe_sim.runtime.execute.record import measured_trace
 from optpipe_sim.runtime.execute.unpipelined import reference
@@ -326,24 +330,78 @@ def test_a_rank_that_is_killed(mortal: Ranks):
     assert fault(mortal, task) == "rank 1 died (killed by SIGKILL); its last op was F1.3"
 
 
-def test_no_rank_is_left_where_the_caller_is_killed_while_torch_loads():
-    code = (
-        "import os, optpipe_sim.runtime.execute.launch as launch; begin = launch.start_python;"
-        "def die(*words, **options):\n"
-        "    print(begin(*words, **options).pid, flush=True); os.kill(os.getpid(), 9)\n"
-        "launch.start_python = die; launch.Ranks(2)._start('json')"
-    ).replace(";def", "\ndef")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    (loading,) = [int(word) for word in done.stdout.split()]
-    ends = time.monotonic() + 60
-    while is_running(loading) and time.monotonic() < ends:
+def test_new_ranks_are_forked_from_the_process_that_has_loaded_torch(mortal: Ranks):
+    task = gradient_task(offloaded(), RESIDUAL)
+    mortal.run(task)
+    (server,) = launch._SERVERS
+    fault(mortal, gradient_task(offloaded(), cases.OwnStages(cases.killed_worker)))
+    mortal.run(task)
+    with Ranks(1) as one:
+        profile = profile_of(GPT, 1)
+        one.run(Task(Case(build("1f1b", profile, 2), profile)))
+    assert [server] == launch._SERVERS
+    assert server.process.poll() is None
+
+
+def test_ranks_see_where_their_caller_is_now(
+    mortal: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As a fresh Python would: folder, environment and path of when they start."""
+    mortal._halt()
+    (tmp_path / "new_jobs.py").write_text(
+        "import os\n"
+        "class Where:\n"
+        "    def __init__(self, schedule):\n"
+        "        self.schedule = schedule\n"
+        "    def perform(self, rank, begun):\n"
+        "        return os.getcwd(), os.environ['OPTPIPE_NEW']\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("OPTPIPE_NEW", "yes")
+    from new_jobs import Where  # type: ignore[import-not-found]
+
+    assert mortal.run(Where(offloaded().schedule)) == 2 * [(str(tmp_path), "yes")]
+    mortal._halt()
+
+
+def ended(pids: list[int], within_s: float) -> bool:
+    ends = time.monotonic() + within_s
+    while any(map(is_running, pids)) and time.monotonic() < ends:
         time.sleep(0.05)
-    assert not is_running(loading)
+    return not any(map(is_running, pids))
+
+
+def pids_of_killed(caller: Callable[[Connection], None]) -> list[int]:
+    """What a process says that runs a function and kills itself."""
+    ours, theirs = Pipe()
+    process = get_context("fork").Process(target=caller, args=(theirs,))
+    process.start()
+    theirs.close()
+    pids = ours.recv()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    return pids
+
+
+def test_no_rank_is_left_where_the_caller_is_killed_while_torch_loads():
+    begin = launch.start_python
+
+    def caller(pipe: Connection) -> None:
+        def die(*words: Any, **options: Any) -> None:
+            pipe.send([begin(*words, **options).pid])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        launch.start_python = die
+        Ranks(2)._start("json")
+
+    assert ended(pids_of_killed(caller), 60)
 
 
 def test_ranks_that_cannot_start_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "broken_tasks.py").write_text("raise SystemError('no such machine')")
+    (tmp_path / "torch.py").write_text("raise SystemError('no such machine')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(launch, "_SERVERS", [])
     with (
         Ranks(2) as ranks,
         pytest.raises(
@@ -351,25 +409,21 @@ def test_ranks_that_cannot_start_say_why(tmp_path: Path, monkeypatch: pytest.Mon
             match=r"ranks: cannot be started \(exit status 1\); it said: SystemError: no such",
         ),
     ):
-        ranks._start("broken_tasks")
+        ranks._start("json")
 
 
-def test_ranks_end_with_the_process_that_started_them(tmp_path: Path):
-    code = (
-        "import os, sys; sys.path.insert(0, sys.argv[1]);"
-        "from runtime_cases import GPT, profile_of; from optpipe_sim import build;"
-        "from optpipe_sim.runtime.execute.launch import Ranks;"
-        "from optpipe_sim.runtime.confirm.case import Case; from optpipe_sim.runtime.confirm.task import Task;"
-        "ranks = Ranks(2); profile = profile_of(GPT, 2);"
-        "ranks.run(Task(Case(build('1f1b', profile, 2), profile)));"
-        "print(*ranks.pids, flush=True); os.kill(os.getpid(), 9)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(Path(__file__).parent)], capture_output=True, text=True
-    )
-    pids = [int(word) for word in done.stdout.split()]
-    assert len(pids) == 2, done.stderr
-    ends = time.monotonic() + 5
-    while any(is_running(pid) for pid in pids) and time.monotonic() < ends:
-        time.sleep(0.05)
-    assert not any(is_running(pid) for pid in pids)
+def test_ranks_end_with_the_process_that_started_them():
+    profile = profile_of(GPT, 2)
+    task = Task(Case(build("1f1b", profile, 2), profile))
+
+    def caller(pipe: Connection) -> None:
+        ranks = Ranks(2)
+        ranks.run(task)
+        pipe.send([*ranks.pids, launch._SERVERS[0].process.pid])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    *ranks, server = pids_of_killed(caller)
+    assert len(ranks) == 2
+    assert ended(ranks, 5)
+    assert server not in [own.process.pid for own in launch._SERVERS]
+    assert ended([server], 60)
