@@ -15,8 +15,8 @@ from optpipe_sim.costs import estimate
 from optpipe_sim.errors import ProfileError
 from optpipe_sim.names import build
 from optpipe_sim.profile.dealing import deal_layers
-from optpipe_sim.profile.layout import counts_of
 from optpipe_sim.schedule.shape import expand_placement
+from optpipe_sim.solvers.layers.moved import counts_of
 
 ENDS = st.floats(0, 3)
 LAYERS = st.lists(st.sampled_from([1.0, 1.0, 1.5, 2.0, 3.0]), min_size=2, max_size=8)

@@ -26,9 +26,9 @@ from ..sim import simulate
 from .estimating import estimate
 from .layout import Layout
 from .machines import Machine, Rates
-from .measured import require_op, require_peak, require_time
 from .provenance import iteration_ns
 from .work import Work
+from .wrong_units import require_op, require_peak, require_time
 
 MEMORY = "memory"  # the kind of measurement that is no time
 # The rates that each kind of measurement determines, and the bounds of plausible ones.

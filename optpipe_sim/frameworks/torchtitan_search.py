@@ -11,9 +11,8 @@ from typing import Any
 from ..errors import OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..profile.items import StageMaker
-from ..profile.layout import counts_of
 from ..schedules.recompute import everywhere, fused_at_levels, with_level
-from ..solvers.layers.moved import climb, moves
+from ..solvers.layers.moved import climb, counts_of, moves
 from ..solvers.options import SolveOptions
 from ..solvers.solve import solve
 from ..solvers.treatments import restrict

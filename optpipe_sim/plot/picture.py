@@ -124,7 +124,7 @@ def _facts(trace: Trace) -> str:
     if shape.slices > 1:
         facts.append(f"{shape.slices} slices each")
     if trace.offloaded:
-        total = shape.stages * shape.units
+        total = shape.activations
         facts.append(f"{trace.offloaded} of {total} activations offloaded")
         facts.append(f"host peak {format_size(trace.host_peak_bytes)}")
     return "  ·  ".join(facts)

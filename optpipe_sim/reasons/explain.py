@@ -241,7 +241,7 @@ def explain(trace: Trace, longest: int = 5) -> str:
     if trace.recomputed:
         again, every = trace.recompute_ns[busiest], sum(trace.recompute_ns)
         lines.append(
-            f"{trace.recomputed} of {trace.schedule.shape.stages * trace.schedule.shape.units} activations are"
+            f"{trace.recomputed} of {trace.schedule.shape.activations} activations are"
             f" recomputed, which takes {format_time(every)} on all devices ({every / sum(trace.busy_ns):.1%} of what they"
             f" compute) and {format_time(again)} on device {busiest}."
         )
@@ -283,7 +283,7 @@ def _hidden(trace: Trace) -> list[str]:
     apart = parted[rows].sum() + parted[rows + 1].sum()
     host = _late_host(trace.profile, schedule.table[rows, 1], schedule.table[rows + 1, 1])
     return [
-        f"{len(rows)} of {schedule.shape.stages * schedule.shape.units} forwards are one op with a backward; these take"
+        f"{len(rows)} of {schedule.shape.activations} forwards are one op with a backward; these take"
         f" {format_time(int(together))} in all, {1 - together / apart:.1%} less than one after the other. The other forwards hide nothing.",
         *host,
     ]

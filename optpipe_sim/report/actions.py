@@ -29,7 +29,7 @@ from bokeh.models import (
 )
 from bokeh.models.renderers import GlyphRenderer
 
-from .layout import AROUND, PIXELS, Layout
+from .lane_layout import AROUND, PIXELS, LaneLayout
 
 LABEL = 30  # of the height of a label, above its middle
 
@@ -50,7 +50,7 @@ class Parts(NamedTuple):
     places: LinearInterpolator
     shift: Dodge
     lanes: ColumnDataSource
-    layout: Layout
+    layout: LaneLayout
 
 
 def call(function: str, *values: str, name: str | None = None, **models: Any) -> CustomJS:

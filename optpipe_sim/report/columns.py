@@ -17,7 +17,7 @@ from ..reasons.reasons import Reason, Reasons, critical_path, last_reason
 from ..trace import CAUSES, Trace
 from ..trace.boxes import heights
 from ..trace.steps import Steps
-from .layout import COMPUTE, INSIDE, ROWS, Layout, Place, curve
+from .lane_layout import COMPUTE, INSIDE, ROWS, LaneLayout, Place, curve
 from .texts import gap_texts, life_texts, memory_texts, op_texts
 
 LETTER, BESIDE = 6.2, 3  # pixels of a name: of each letter, and beside them
@@ -26,11 +26,11 @@ Columns = dict[str, Any]  # of arrays, and of lists of texts
 
 
 class TraceColumns:
-    """The columns of one trace; times in ns, heights as in `layout`, ops as rows of ``schedule.table``."""
+    """The columns of one trace; times in ns, heights as in `lane_layout`, ops as rows of ``schedule.table``."""
 
     def __init__(self, trace: Trace, moves: bool = False) -> None:
         """The columns of a trace; `moves`: its times may be shifted (by `shift`)."""
-        self.trace, self.layout, self.moves = trace, Layout.of(trace), moves
+        self.trace, self.layout, self.moves = trace, LaneLayout.of(trace), moves
         self.shift = Dodge(value=0)
 
     def moved(self, name: str) -> Any:

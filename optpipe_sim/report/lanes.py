@@ -31,7 +31,7 @@ from ..trace import CAUSES, Trace
 from ..trace.boxes import CAUSE_COLOURS
 from .actions import Parts, add_actions, named_view
 from .columns import Drawing, TraceColumns, whole
-from .layout import COMPUTE, ROWS, Layout, pixels
+from .lane_layout import COMPUTE, ROWS, LaneLayout, pixels
 from .memory import Scales, memory_areas, memory_labels, memory_lanes, other_memory
 
 # What tells causes apart without their colours, in grey.
@@ -134,7 +134,7 @@ def opens(trace: Trace, lane: int) -> bool:
     return devices < FOLDED_FROM or lane == fullest or lane >= devices
 
 
-def _lane_source(layout: Layout, opened: list[int], name: str) -> ColumnDataSource:
+def _lane_source(layout: LaneLayout, opened: list[int], name: str) -> ColumnDataSource:
     """Return the labels of all lanes; those that are selected are unfolded."""
     unfolded, folded = layout.labels()
     source = ColumnDataSource({"unfolded": unfolded, "folded": folded}, name=f"{name}-lanes")

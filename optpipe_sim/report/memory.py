@@ -16,7 +16,7 @@ from ..trace.boxes import OFF_SCALE
 from ..trace.steps import Steps
 from ..units import format_size
 from .columns import Drawing, TraceColumns
-from .layout import Place, curve
+from .lane_layout import Place, curve
 
 MEMORY_COLOUR, OTHER, STATIC, LABEL = "#7D95AD", "#B5541C", "#7A7A7A", "#4A5258"
 

@@ -87,7 +87,7 @@ class Shape:
                     f"{name}: must be a whole number of at least 1, got {value!r}"
                 )
         require_stages(self.devices, self.chunks)
-        if self.stages * self.units > MOST_FORWARDS:
+        if self.activations > MOST_FORWARDS:
             sliced = f" x {self.slices} slices" if self.slices > 1 else ""
             raise InvalidSchedule(
                 f"microbatches: {self.microbatches} are too many for {self.devices} devices x"
@@ -106,6 +106,11 @@ class Shape:
     def units(self) -> int:
         """m times the number of slices: the units that pass through each stage."""
         return self.microbatches * self.slices
+
+    @property
+    def activations(self) -> int:
+        """How many activations there are, and forwards: one of each unit on each stage."""
+        return self.stages * self.units
 
     def unit(self, op: Op) -> int:
         """Return the unit of an op."""

@@ -15,10 +15,10 @@ from ..profile import CostProfile
 from ..schedule import Schedule, validate
 from ..trace import Trace
 from . import require_limit
+from .grants import find_waits
 from .graph import Graph, build_graph, given_order, shared_links
 from .host_links import check_link_order
 from .replay import deadlock, run_events
-from .waits import find_waits
 
 
 @dataclass(frozen=True, eq=False)

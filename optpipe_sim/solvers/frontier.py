@@ -12,7 +12,7 @@ from ..option_fields import listing, parameters_of
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..trace import Trace
-from ..trace.picture import curve_html
+from ..trace.notebook import curve_html
 from ..units import Size, as_limit, counted, format_size, format_time, html_table, size_text
 from .axes import candidate_shapes, covers, problem_of
 from .fixed import Best, FixedPoint, best_fixed, best_rule, fixed_points, published

@@ -385,7 +385,7 @@ class Portfolio:
     def _moves(self, race: Race, seconds: float) -> float:
         """About how many moves per compute op the search can try on a problem in this time."""
         shape = race.problem.shape
-        return max(0.0, seconds) / (MOVE_S * shape.devices * 3 * shape.stages * shape.units)
+        return max(0.0, seconds) / (MOVE_S * shape.devices * 3 * shape.activations)
 
     def _by_promise(self, seconds: float) -> list[Race]:
         """Return the races that may improve on the incumbent, the most promising first; before any has run the one of

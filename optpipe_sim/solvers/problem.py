@@ -100,7 +100,7 @@ class Problem:
     @property
     def replay_s(self) -> float:
         """About how long a replay takes, in s: what ends in one has to leave time for it."""
-        return REPLAY_S * 3 * self.shape.stages * self.shape.units
+        return REPLAY_S * 3 * self.shape.activations
 
     def replay(self, schedule: Schedule) -> Trace:
         """Replay a schedule under the problem's limits. Backwards are fused on stages that do not

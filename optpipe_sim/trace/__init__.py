@@ -23,9 +23,9 @@ from ..profile_io import profile_to_json
 from ..schedule import Schedule
 from ..units import format_size, format_time, html_table
 from .files import FORMAT, VERSION, read_fields
-from .held import memory_parts
 from .host import host_memory
-from .picture import picture_html
+from .memory_parts import memory_parts
+from .notebook import picture_html
 from .steps import Steps, step_function
 from .waits import WAITS, waits_before_ops
 from .wear import Wear as Wear

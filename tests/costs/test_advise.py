@@ -15,11 +15,11 @@ import pytest
 from optpipe_sim import CostProfile, Schedule, load_profile, simulate
 from optpipe_sim.cli import main
 from optpipe_sim.costs import load_machine, load_model
-from optpipe_sim.costs.advise import memory as advise_memory
+from optpipe_sim.costs.advise import other_limits as advise_memory
 from optpipe_sim.costs.advise import shortlist as advise_search
 from optpipe_sim.costs.advise.advise import advise
 from optpipe_sim.costs.advise.evaluate import evaluate
-from optpipe_sim.costs.advise.memory import limits_around
+from optpipe_sim.costs.advise.other_limits import limits_around
 from optpipe_sim.costs.advise.replay import profile_of, replayed
 from optpipe_sim.costs.advise.rows import COMMON, LIMITS, MEMORY_ERROR, Row, limited_by
 from optpipe_sim.costs.advise.shortlist import Search
@@ -453,7 +453,7 @@ def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> N
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("optpipe_sim.costs.advise.memory._searched", interrupted)
+    monkeypatch.setattr("optpipe_sim.costs.advise.other_limits._searched", interrupted)
     found = advise(MODEL, "a100", **SMALL, pp=4, time_limit=15)  # a busy machine gets there, too
     assert found.interrupted
     assert found.memory == ()

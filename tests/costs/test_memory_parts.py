@@ -12,7 +12,7 @@ from cli_cases import LLAMA
 from optpipe_sim import build, estimate, load_profile, save_profile, simulate
 from optpipe_sim.cli import main
 from optpipe_sim.costs.advise.evaluate import evaluate
-from optpipe_sim.trace.held import PARTS
+from optpipe_sim.trace.memory_parts import PARTS
 
 MODEL = {"name": "by-hand", "layers": 4, "hidden": 1024, "heads": 8, "vocab": 8000, "ffn": 4096, "kv_heads": 8}  # fmt: skip
 

@@ -14,7 +14,7 @@ from pages import replayed
 from optpipe_sim import Report, Trace, load_profile
 from optpipe_sim.ops import Op, OpKind
 from optpipe_sim.report.columns import TraceColumns
-from optpipe_sim.report.layout import Layout
+from optpipe_sim.report.lane_layout import LaneLayout
 from optpipe_sim.units import format_size, format_time
 
 PROFILES = Path(__file__).parents[2] / "experiments/profiles"
@@ -211,7 +211,7 @@ def test_devices_fold_and_unfold(shown: Any, chromium: Browser) -> None:
     chromium.wait(lambda: chromium.run(height) == low)
     assert chromium.run(layout) == placed
     chromium.run("document.getElementById('a').scrollIntoView()")
-    x, y = chromium.lane("a", 0, 9 * Layout.of(trace).height + 50)
+    x, y = chromium.lane("a", 0, 9 * LaneLayout.of(trace).height + 50)
     chromium.tap(x - 12, y)  # on the axis
     chromium.wait(lambda: opened() == [fullest, 9])
     for wanted in ([*range(16)], [], [*range(16)]):

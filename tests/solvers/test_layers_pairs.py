@@ -12,9 +12,8 @@ from optpipe_sim import build, load_profile, simulate
 from optpipe_sim.frameworks.megatron.best_plan import best
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.profile.items import deal_items
-from optpipe_sim.profile.layout import counts_of, one_by_one
 from optpipe_sim.solvers.layers.bound import layout_bound
-from optpipe_sim.solvers.layers.moved import device_work, moves, solve_layers
+from optpipe_sim.solvers.layers.moved import counts_of, device_work, moves, one_by_one, solve_layers
 
 # Without pairs a layer with experts takes longer than a dense one, 40 against 30; in a pair, which hides its exchange, less: 24.
 DENSE = {

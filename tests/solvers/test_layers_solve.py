@@ -21,11 +21,10 @@ from optpipe_sim.costs import estimate
 from optpipe_sim.errors import OptPipeError, ProfileError
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.profile.items import EMBEDDING, HEAD, Item, deal_items, even_counts
-from optpipe_sim.profile.layout import counts_of
 from optpipe_sim.profile_io import load_profile, profile_to_json
 from optpipe_sim.solvers.axes import candidate_shapes
 from optpipe_sim.solvers.layers.bound import Runs, layout_bound
-from optpipe_sim.solvers.layers.moved import device_work, moves, solve_layers
+from optpipe_sim.solvers.layers.moved import counts_of, device_work, moves, solve_layers
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.stage_cost import RecomputeLevel, StageCost
 

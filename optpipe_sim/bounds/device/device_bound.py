@@ -40,7 +40,7 @@ import numpy as np
 from ...op_table import inside
 from ...ops import BW, B, F, O, R, W
 from .best_first import FULL, make_room, search
-from .layers import make_layers, search_layers
+from .layered import make_layers, search_layers
 from .moves import COLUMNS, COUNTS, FA, FR, LAYERS, MOVES, PLACES, Case
 from .node import FIELDS, NEVER, NONE
 from .problem import OneDevice
@@ -79,7 +79,7 @@ def layered_bound(
     goal_ns: int = NEVER,
     most: int = 1 << 40,
 ) -> tuple[int, bool]:
-    """Return what `device_bound` does, by the search of `layers`.
+    """Return what `device_bound` does, by the search of `layered`.
 
     Args:
         width: the most nodes with the same counts; the more, the better the bound, and the longer it takes.

@@ -207,7 +207,7 @@ def _cells(row: Row, width: int, most: float, time: _Unit, size: _Unit) -> dict[
     trace, device = row.trace, row.fullest_device
     peak = trace.peak_bytes[device]
     share = peak / max(trace.memory_limit[device], 1) if trace.memory_limit else 0.0
-    activations = trace.schedule.shape.stages * trace.schedule.shape.units
+    activations = trace.schedule.shape.activations
     fits = Text("✓", "green") if trace.fits else Text("✗", "red")
     idle = Text(f"{sum(idle_shares(trace).values()):>4.0%}")
     if width:
@@ -234,7 +234,7 @@ def _levels(row: Row) -> str:
     if row.plain is not None or not row.trace.recomputed:
         return ", ".join(row.levels if row.plain else ())
     shape = row.trace.schedule.shape
-    share = row.trace.recomputed / (shape.stages * shape.units)
+    share = row.trace.recomputed / shape.activations
     at = row.levels[0] if len(row.levels) == 1 else f"{len(row.levels)} levels"
     return f"{percent(share)} at {at}"
 

@@ -123,7 +123,7 @@ def _cells(point: Point, only: str, family: str) -> dict[str, Text]:
         return {"limit": limit, "time": Text("✗", "red"), HEADS[-1]: Text(why, "dim")}
     trace = result.trace
     flush = trace.objective == "flush"
-    share = trace.offloaded / (trace.schedule.shape.stages * trace.schedule.shape.units)
+    share = trace.offloaded / trace.schedule.shape.activations
 
     def over(other: tuple[str, int] | None, iteration_ns: int | None, mark: str = "") -> Text:
         if other is None or iteration_ns is None:

@@ -299,7 +299,7 @@ def order(out: Out, trace: Trace, waits: bool = True) -> None:
 def offloaded(out: Out, trace: Trace) -> None:
     """Print how many activations are offloaded, what the host holds of them, and what that costs its drives."""
     shape = trace.schedule.shape
-    text = f"{trace.offloaded} of {shape.stages * shape.units} activations"
+    text = f"{trace.offloaded} of {shape.activations} activations"
     if trace.offloaded:
         text += f"; host memory peaks at {format_size(trace.host_peak_bytes)}"
     out.line("offloaded", text)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...units import format_size, format_time
-from .trace import write_rows
+from .write import write_rows
 
 if TYPE_CHECKING:
     from ...runtime.train.task import TrainTask

@@ -22,11 +22,11 @@ from ..doubt import kind_of, plausibility
 from ..layout import Layout
 from ..machine_files import load_machine
 from ..machines import Machine
-from ..measured import require_peak, require_time
 from ..model_files import load_model
 from ..models import Model
 from ..provenance import iteration_ns, mfu
 from ..work import Work
+from ..wrong_units import require_peak, require_time
 from .advise import Source
 from .hints import SECONDS, hints_for
 from .replay import profile_of, replayed_freely

@@ -17,7 +17,7 @@ from ...units import counted, format_size, format_time, html_table
 from ..calibrate import MEMORY, Calibration
 from ..doubt import Doubt, between_layouts, caution, doubt, kind_of, plausibility
 from ..provenance import iteration_ns, mfu
-from .memory import Bought
+from .other_limits import Bought
 from .replay import peak_of, profile_of
 from .space import Choice, Question
 
@@ -123,7 +123,7 @@ class Row:
         """The treatment of activations: what the choice recomputes, and the shares that the schedule
         recomputes at levels and offloads."""
         trace, found = self.trace, []
-        activations = trace.schedule.shape.stages * trace.schedule.shape.units
+        activations = trace.schedule.shape.activations
         if not trace.recomputed:
             found.append(self.choice.recompute)
         else:

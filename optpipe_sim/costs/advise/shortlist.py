@@ -28,7 +28,7 @@ from ..calibrate import Calibration
 from ..provenance import iteration_ns
 from ..recompute.regions import RECOMPUTE
 from ..work import Work
-from .memory import Bought, what_memory_buys
+from .other_limits import Bought, what_memory_buys
 from .replay import PLANNED, UNDER_LIMIT, may_fit, profile_of, replayed, trace_of
 from .rows import Advice, Point, Row
 from .space import Choice, Question

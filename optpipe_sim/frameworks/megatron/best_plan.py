@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 from ...errors import OptPipeError, OutOfMemory
 from ...profile import CostProfile
 from ...profile.items import StageMaker, deal_items
-from ...profile.layout import counts_of
 from ...schedule import Schedule
 from ...solvers.layers.bound import layout_bound
-from ...solvers.layers.moved import climb, device_work, moves
+from ...solvers.layers.moved import climb, counts_of, device_work, moves
 from ...solvers.microbatch_order import best_order
 from ...trace import Trace
 from ...units import format_size

@@ -23,7 +23,6 @@ from ...errors import OptPipeError, OutOfMemory, ProfileError
 from ...profile import CostProfile
 from ...profile.items import StageMaker, deal_items, even_counts, layout_words
 from ...profile.iteration import iteration_ns
-from ...profile.layout import counts_of, one_by_one
 from ...schedule import Schedule
 from ...schedule.shape import expand_placement
 from ...units import Size
@@ -326,6 +325,29 @@ class _Search:
         counts = _counts(layout)
         given_costs = self._layout(counts, layout.chunks, layout.placement)  # not issued
         return LayersResult(result, given_costs, counts, first, _counts(before))
+
+
+def counts_of(profile: CostProfile) -> list[int]:
+    """Return how many items each stage of `profile` has: as its stages say, else an even share.
+
+    Raises:
+        ProfileError: for a profile without items, or with fewer than stages.
+    """
+    if not profile.items:
+        raise ProfileError(
+            f"items: the profile {profile.name} has no costs per layer; estimate writes them, or give"
+            " them as items: [{name: embedding, t_f_ms: ...}, {name: layer, count: 32, ...}, ...]"
+        )
+    said = [cost.layers or 0 for cost in profile.stages]
+    if sum(said) == len(profile.items) and min(said) > 0:
+        return said
+    return even_counts(len(profile.items), len(profile.stages))
+
+
+def one_by_one(profile: CostProfile) -> CostProfile:
+    """Return the profile where no pair hides anything, in whatever layout."""
+    items = tuple(replace(item, streams=None) for item in profile.items)
+    return replace(profile, pair_hidden=0, items=items)
 
 
 def _counts(layout: CostProfile) -> list[int]:

@@ -85,7 +85,7 @@ def jobs_of(
     if options.engine != "auto":
         return [job(options.engine, options)]
     names = ["search"] * cores
-    ops = 3 * problem.shape.stages * problem.shape.units
+    ops = 3 * problem.shape.activations
     small = SMALL_TREATED if treats(problem) else SMALL
     if ops <= small or writes_behind(problem):
         names = ["search"] * max(1, cores - 1) + ["cpsat"]

@@ -57,7 +57,7 @@ class _Run(NamedTuple):
 def counted_runs(problem: Problem, evaluations: int, most: int) -> int:
     """Return the number of greedy runs beside so many evaluations, `most` at most: fewer of large schedules, as a
     run places every op and an evaluation times only those that a move affects."""
-    forwards = problem.shape.stages * problem.shape.units
+    forwards = problem.shape.activations
     return min(most, 1 + evaluations * FORWARDS_PER_EVALUATION // forwards)
 
 

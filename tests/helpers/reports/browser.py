@@ -161,7 +161,7 @@ class Browser:
         return self.point(chart, *self.run(_BOX, chart, part, row))
 
     def lane(self, chart: str, time_ns: float, height: float) -> tuple[float, float]:
-        """Where a time and a height (see `report.layout`) of a chart are in the window."""
+        """Where a time and a height (see `report.lane_layout`) of a chart are in the window."""
         y = self.run("return named(`${arguments[0]}-places`).compute(arguments[1])", chart, height)  # fmt: skip
         return self.point(chart, time_ns, y)
 

@@ -25,7 +25,7 @@ from ...options.models import (
 )
 from ...options.shared import add_family, add_outputs, page_of
 from ...options.solving import add_of_solve
-from ...outputs.trace import write_page, write_profile, write_rows
+from ...outputs.write import write_figure, write_page, write_profile, write_rows
 from ...status import DONE
 from .closer_look import AS_RUN, next_commands
 
@@ -184,12 +184,9 @@ def _write(arguments: argparse.Namespace, found: Advice, best: Row, files: dict[
     if arguments.csv:
         _write_points(arguments.csv, found)
         files[arguments.csv] = f"{len(found.points)} configurations"
-    if arguments.chart:
-        from ....plot.advise import advice_chart
-        from ....plot.style import save
-
-        save(advice_chart(found), arguments.chart)
-        files[arguments.chart] = "time over memory"
+    files |= write_figure(
+        arguments.chart, lambda plot: plot.advice_chart(found), "time over memory"
+    )
     files |= write_page(arguments, lambda page, command: page.of_advice(found, command))
     files |= write_profile(arguments, best.profile, "the profile of the plan")
     if arguments.save:

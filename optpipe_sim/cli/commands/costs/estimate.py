@@ -14,7 +14,7 @@ from ....units import counted, format_parameters, format_size, format_time
 from ...options.fields import add_fields
 from ...options.models import add_machine, add_model, add_work, model_and_machine, run_options
 from ...options.shared import add_outputs
-from ...outputs.trace import write_profile
+from ...outputs.write import write_figure, write_profile
 from ...status import DONE, NO
 
 if TYPE_CHECKING:
@@ -93,8 +93,12 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             )
         profile = _behind(profile, arguments.encoder)
     files = write_profile(arguments, profile, "the profile", "save")
-    if arguments.chart:
-        files |= _chart(profile, arguments.chart)
+    middle = len(profile.stages) // 2
+    files |= write_figure(
+        arguments.chart,
+        lambda plot: plot.pair_chart(profile, middle),
+        "a pair on its two streams",
+    )
     plausible = plausibility(
         machine, kind_of(model), arguments.dtype, mfu_ceiling(profile, causal=True)
     )
@@ -129,15 +133,6 @@ def _behind(profile: CostProfile, path: str) -> CostProfile:
         raise OptPipeError(
             f"--{error}" if str(error).startswith("encoder:") else str(error)
         ) from None
-
-
-def _chart(profile: CostProfile, path: str) -> dict[str, str]:
-    """Draw a pair of the middle stage."""
-    from ....plot.pair import pair_chart
-    from ....plot.style import save
-
-    save(pair_chart(profile, len(profile.stages) // 2), path)
-    return {path: "a pair on its two streams"}
 
 
 def _facts(profile: CostProfile, model: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from ...options.models import (
     run_options,
 )
 from ...options.shared import add_outputs
-from ...outputs.trace import write_profile
+from ...outputs.write import write_profile
 from ...status import DONE, NO
 from .closer_look import AS_RUN
 
@@ -168,7 +168,7 @@ def _measured_in(found: LoggedRun, words: Sequence[str]) -> dict[str, str]:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Predict, compare, show, write."""
     from ....costs.advise.evaluate import evaluate
-    from ....costs.measured import require_tokens
+    from ....costs.wrong_units import require_tokens
     from ....frameworks.advised import told_to
     from ...inputs import named
 

@@ -11,7 +11,7 @@ from ....errors import OptPipeError
 from ....files import write_mapping
 from ....units import counted, format_parameters, format_size, format_time
 from ...options.shared import add_outputs
-from ...outputs.trace import write_profile
+from ...outputs.write import write_profile
 from ...status import DONE
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from ...options.fields import same
 from ...options.kinds import MOST_REPEATS, count, count_to, counts, whole
 from ...options.models import add_layers, add_levels, add_model, level_list
 from ...options.shared import add_numbers, add_outputs
-from ...outputs.trace import write_profile
+from ...outputs.write import write_profile
 from ...status import DONE
 
 if TYPE_CHECKING:

@@ -123,17 +123,18 @@ def _write(
     progress: Progress,
 ) -> None:
     """Write the requested files, and note each in `files`."""
-    from ...outputs.trace import write_page, write_trace
+    from ...outputs.write import write_figure, write_page, write_trace
 
     files |= write_trace(arguments, result.rows[0].trace, progress)
     if arguments.chart:
-        from ....plot.compare import compare_chart
-        from ....plot.style import save
-
         progress("drawing the comparison", 1, 1)
-        rows = [row.to_json() for row in result.shown]
-        save(compare_chart(rows, profile.memory_limit), arguments.chart)
-        files[arguments.chart] = "time and peak memory of every schedule"
+    files |= write_figure(
+        arguments.chart,
+        lambda plot: plot.compare_chart(
+            [row.to_json() for row in result.shown], profile.memory_limit
+        ),
+        "time and peak memory of every schedule",
+    )
     files |= write_page(arguments, lambda page, command: page.of_comparison(result, command))
 
 

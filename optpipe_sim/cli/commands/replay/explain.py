@@ -13,6 +13,7 @@ from ...options.shared import (
     add_schedule,
     add_schedule_problem,
 )
+from ...outputs.write import write_figure
 from ...status import DONE, NO
 from ..examples import OFFLOADING
 
@@ -72,12 +73,11 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         text = f"{text.rstrip()}\n\n{solution}" if op else solution
         found = analyse_solution(trace, bound)
         answer["solution"] = found.to_json()
-        if arguments.chart:
-            from ....plot.solution import solution_chart
-            from ....plot.style import save
-
-            save(solution_chart(found), arguments.chart)
-            files[arguments.chart] = "idle time, and how much of it is forced"
+        files |= write_figure(
+            arguments.chart,
+            lambda plot: plot.solution_chart(found),
+            "idle time, and how much of it is forced",
+        )
     fitting = would_fit(arguments.schedule, trace)
     fits = {"fits": trace.fits, "reason": reason, "would_fit": fitting}
     out.result({**answer, "text": text, **fits, "files": files})

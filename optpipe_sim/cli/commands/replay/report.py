@@ -44,9 +44,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Replay one schedule, or two, and write the page."""
     from ...inputs import is_file
-    from ...outputs.trace import write_page
     from ...outputs.verdict import show_verdict
     from ...outputs.verdict import would_fit as fitting
+    from ...outputs.write import write_page
 
     trace, reason = _replay(arguments, arguments.schedule, arguments.profile)
     against: Trace | None = None

@@ -62,8 +62,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     """Replay one schedule under the limit."""
     from ....sim import simulate_or_report
     from ...inputs import read_problem
-    from ...outputs.trace import write_trace, write_trace_page
     from ...outputs.verdict import would_fit
+    from ...outputs.write import write_trace, write_trace_page
 
     try:
         profile, schedule = read_problem(arguments)

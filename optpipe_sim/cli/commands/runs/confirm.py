@@ -25,6 +25,7 @@ from ...options.shared import (
     add_schedule,
     add_schedule_problem,
 )
+from ...outputs.write import write_figure
 from ...status import DONE, NO
 
 if TYPE_CHECKING:
@@ -213,14 +214,12 @@ def _model(arguments: argparse.Namespace) -> Model | None:
 
 def _write(arguments: argparse.Namespace, found: Confirmation) -> dict[str, str]:
     """Write the requested files."""
-    files: dict[str, str] = {}
     trace: Any = found.difference.measured
-    if arguments.figure:
-        from ....plot.confirm import confirm_figure
-        from ....plot.style import save
-
-        save(confirm_figure(found.difference), arguments.figure)
-        files[arguments.figure] = "predicted and measured, one over the other"
+    files = write_figure(
+        arguments.figure,
+        lambda plot: plot.confirm_figure(found.difference),
+        "predicted and measured, one over the other",
+    )
     if arguments.trace:
         from ....frameworks.chrome_trace import save_chrome_trace
 

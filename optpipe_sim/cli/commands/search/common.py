@@ -17,8 +17,8 @@ from ....solvers.steady import Beside, beside
 from ....trace import Trace
 from ....units import parse_size, size_above
 from ...outputs.show import Out
-from ...outputs.trace import write_trace, write_trace_page
 from ...outputs.verdict import described
+from ...outputs.write import write_trace, write_trace_page
 from ...status import DONE
 
 

@@ -26,8 +26,8 @@ from ...options.solving import search_options
 from ...outputs.live import watching
 from ...outputs.show import Out, bound_text, environment, memory, order, times
 from ...outputs.solve import show_beside
-from ...outputs.trace import write_profile
 from ...outputs.verdict import verdict
+from ...outputs.write import write_profile
 from .common import NOTHING_BESIDE, finish, needs_profile, plain_beside, refuse
 
 LEAST_S = 1.0  # for the search without the family

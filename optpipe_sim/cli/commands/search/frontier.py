@@ -20,7 +20,7 @@ from ...options.shared import (
 )
 from ...options.solving import add_search, search_options
 from ...outputs.files import rewritable
-from ...outputs.trace import write_page, write_rows
+from ...outputs.write import write_figure, write_page, write_rows
 from ...status import DONE, NO
 from ..examples import OFFLOADING
 
@@ -158,12 +158,10 @@ def _write(arguments: argparse.Namespace, out: Out, curve: Frontier, files: dict
     if arguments.csv:
         write_rows(arguments.csv, COLUMNS, (point.to_json() for point in curve.points))
         files[arguments.csv] = "the points"
-    if arguments.chart and any(point.result for point in curve.points):
-        from ....plot.frontier import frontier_chart
-        from ....plot.style import save
-
-        save(frontier_chart(curve), arguments.chart)
-        files[arguments.chart] = "time over memory"
+    if any(point.result for point in curve.points):
+        files |= write_figure(
+            arguments.chart, lambda plot: plot.frontier_chart(curve), "time over memory"
+        )
     elif arguments.chart:
         out.wait(f"{arguments.chart}: not drawn, as no limit has a schedule")
     files |= write_page(arguments, lambda page, command: page.of_frontier(curve, command))

@@ -16,8 +16,8 @@ from ...options.solving import search_options
 from ...outputs.live import watching
 from ...outputs.show import Out, memory, order, times
 from ...outputs.solve import apart, placed, proof
-from ...outputs.trace import write_profile
 from ...outputs.verdict import verdict
+from ...outputs.write import write_profile
 from .common import finish, needs_profile, refuse
 
 # options of `solve` that concern a single layout, or another question

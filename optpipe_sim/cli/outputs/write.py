@@ -6,7 +6,7 @@ import argparse
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...files import write_text
 
@@ -26,15 +26,12 @@ def write_trace(
         trace.schedule.save(arguments.save)
         files[arguments.save] = "the schedule"
     if arguments.gantt:
-        from ...plot.picture import overview
-        from ...plot.style import save
-
         if progress:
             progress("drawing the Gantt chart", 1, 1)
         start, end = arguments.window_from, arguments.window_to
-        save(overview(trace, start, end), arguments.gantt)
         part = f"from {start or 0} to {end or 'the end'}, " if start or end else ""
-        files[arguments.gantt] = f"{part}Gantt chart and memory curves"
+        what = f"{part}Gantt chart and memory curves"
+        files |= write_figure(arguments.gantt, lambda plot: plot.overview(trace, start, end), what)
     if arguments.trace:
         from ...frameworks.chrome_trace import save_chrome_trace
 
@@ -43,6 +40,21 @@ def write_trace(
         save_chrome_trace(trace, arguments.trace)
         files[arguments.trace] = "trace; open it at https://ui.perfetto.dev"
     return files
+
+
+def write_figure(path: str | None, draw: Callable[[Any], Any], what: str) -> dict[str, str]:
+    """Write a figure if it is requested; `what` it is, in words.
+
+    Args:
+        draw: draws it, given the package `plot`, which is loaded for it.
+    """
+    if not path:
+        return {}
+    from ... import plot
+    from ...plot.style import save
+
+    save(draw(plot), path)
+    return {path: what}
 
 
 def write_page(

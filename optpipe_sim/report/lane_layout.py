@@ -1,7 +1,7 @@
 """Where the boxes of a figure lie: a lane per device and engine, its memory below, the hosts at the end.
 
 Heights are in hundredths of a compute lane, counted from the top, and are those of a figure whose
-devices are all unfolded. A device is folded by moving the knots of its lane (see `Layout.placed`); all
+devices are all unfolded. A device is folded by moving the knots of its lane (see `LaneLayout.placed`); all
 that lies between two knots moves with them.
 """
 
@@ -55,14 +55,14 @@ def pixels(bottom: float) -> int:
 
 
 @dataclass(frozen=True)
-class Layout:
+class LaneLayout:
     """The lanes of a trace; `nodes` is 0 where nothing is offloaded: no lanes for copies then."""
 
     devices: int
     nodes: int
 
     @classmethod
-    def of(cls, trace: Trace) -> Layout:
+    def of(cls, trace: Trace) -> LaneLayout:
         return cls(trace.schedule.shape.devices, len(trace.pinned))
 
     @cached_property
