@@ -49,7 +49,7 @@ class Entry:
         ours: the paper's greedy as we reconstructed it, or our own, and no published rule.
         by_name: its order is our reading of a paper: `compare` lists it, no search or advice tries it.
         slow: its place among those that take time to build, the most promising first; 0: built at once.
-        common: frameworks have it under a name. `torch`: torch's name for the same order. `torch_kin`: of its
+        common: frameworks have it under a name. `megatron`: Megatron-LM runs it. `torch`: torch's name for the same order. `torch_kin`: of its
             schedule of this kind, which may order some ops otherwise.
         whole: it plans by the costs of ops, and is also valid if no stage splits its backward.
         sliced: it runs over slices of the sequence, the profile's own if it has any. `exchanges`: devices exchange
@@ -73,6 +73,7 @@ class Entry:
     by_name: bool = False
     slow: int = 0
     common: bool = False
+    megatron: bool = False
     torch: str = ""
     torch_kin: str = ""
     whole: bool = False
@@ -103,7 +104,9 @@ _FOR_LIMIT = (Trial(trials.CHOOSING, {"limit": trials.own_limit}, needs=RECOMPUT
 
 REGISTRY: dict[str, Entry] = {
     "gpipe": Entry("classic", "gpipe", title="GPipe", keeps=ALL, common=True, torch="GPipe"),
-    "1f1b": Entry("classic", "one_f_one_b", keeps=IN_FLIGHT, common=True, torch="1F1B"),
+    "1f1b": Entry(
+        "classic", "one_f_one_b", keeps=IN_FLIGHT, common=True, megatron=True, torch="1F1B"
+    ),
     "1f1b-i": Entry(
         "classic",
         "interleaved_1f1b",
@@ -119,6 +122,7 @@ REGISTRY: dict[str, Entry] = {
         ),
         keeps=ALL,
         common=True,
+        megatron=True,
         torch="Interleaved1F1B",
     ),
     "zb-h1": Entry("zero_bubble", "zb_h1", keeps=IN_FLIGHT, common=True),
@@ -269,10 +273,11 @@ REGISTRY: dict[str, Entry] = {
         tried=(
             Trial(
                 trials.USUAL,
-                {"fraction": ("0.25", "0.5", "0.75", "1"), "delta": trials.one_activation},
+                {"fraction": trials.SHARES, "delta": trials.one_activation},
                 needs=OFFLOAD,
             ),
         ),
+        megatron=True,
         bound=_ONE_F_ONE_B,
         offloads=True,
     ),
@@ -283,6 +288,7 @@ REGISTRY: dict[str, Entry] = {
         title="Megatron, head's W deferred",
         runs=_EITHER,
         tried=(Trial(on=_ONE),),
+        megatron=True,
     ),
     "kimi-k2": Entry(
         "kimi_k2",
@@ -312,6 +318,7 @@ REGISTRY: dict[str, Entry] = {
         "partial_checkpoints",
         {**_GROUPED, "keep": int, "level": str, "limit": written_size},
         title="Megatron partial checkpoints",
+        megatron=True,
         runs=_EITHER,
         tried=_FOR_LIMIT,
         bound=_ONE_F_ONE_B,
@@ -413,7 +420,7 @@ def names_in(family: str | None) -> tuple[str, ...]:
     """Return the schedules of whole sequences whose orders a framework has: of Megatron-LM 1F1B and its interleaved form,
     of torchtitan all that its CSV of orders holds and that are tried unasked; all of them without a family."""
     if family == "megatron":
-        return PLAIN, INTERLEAVED
+        return those(lambda entry: entry.megatron and entry.common)
     if family == "torchtitan":
         return those(lambda entry: entry.keeps != "" and not (entry.sliced or entry.by_name))
     return tuple(REGISTRY)

@@ -22,6 +22,7 @@ STARTS = "starts"  # only to start from: all others are among the variants of GI
 
 PAIR, OFFLOAD, RECOMPUTE = "pair", "offload", "recompute"
 
+SHARES = ("0.25", "0.5", "0.75", "1")  # of activations that Megatron-LM's rule offloads
 MOST_LIMITS = 48  # limits to plan for, if there are more sums of activations than this
 
 

@@ -29,9 +29,11 @@ from ...schedules import (
     PLAIN,
     build,
     parse_name,
+    those,
 )
 from ...schedules.megatron_defer import head_alone
 from ...schedules.recompute import first_layers
+from ...schedules.trials import SHARES
 from ...solvers.microbatch_order import order_in, relabelled, reordered
 from ...units import counted
 from ..nearest import Nearest, compare, replay_unlimited
@@ -39,8 +41,8 @@ from ..parts import UNKNOWN_LENGTHS, Part, parts_of, said
 from .model import model_in, model_options, sequence_in, unsaid
 from .options import OVERLAP, RECOMPUTED, Offloading, Plan, Recompute
 
-NAMES = (PLAIN, INTERLEAVED, MEGATRON_OFFLOAD, MEGATRON_DEFER, MEGATRON_PARTIAL)
-FRACTIONS = (Fraction(1), Fraction(3, 4), Fraction(1, 2), Fraction(1, 4))
+NAMES = those(lambda entry: entry.megatron)
+FRACTIONS = tuple(map(Fraction, reversed(SHARES)))  # the most first
 DENSE = (
     "attn_norm",
     "qkv_linear",
