@@ -20,7 +20,7 @@ from ..profile_io import load_profile
 from ..schedule import Schedule
 from ..sim import simulate_or_report
 from ..trace import Trace
-from ..trace.files import FORMAT as TRACE_FORMAT
+from ..trace.file_format import FORMAT as TRACE_FORMAT
 
 EXPORTED = ("megatron", "torchtitan", "graph-trainer", "te")  # plans that `export` writes
 

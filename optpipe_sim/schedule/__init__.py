@@ -32,7 +32,7 @@ from ..ops import (
     parse_op,
 )
 from ..units import counted, html_table
-from .files import FORMAT, VERSION, read_fields
+from .file_format import FORMAT, VERSION, read_fields
 from .levels import Levels as Levels
 from .levels import levels_by_stage as levels_by_stage
 from .levels import read_levels

@@ -22,7 +22,7 @@ from ..profile.iteration import iteration_flops, iteration_ns, iteration_tokens
 from ..profile_io import profile_to_json
 from ..schedule import Schedule
 from ..units import format_size, format_time, html_table
-from .files import FORMAT, VERSION, read_fields
+from .file_format import FORMAT, VERSION, read_fields
 from .host import host_memory
 from .memory_parts import memory_parts
 from .notebook import picture_html
