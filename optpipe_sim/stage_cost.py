@@ -44,7 +44,7 @@ class RecomputeLevel:
         for entry in fields(self):
             value = _read_size(self, entry.name)
             if entry.name != "name" and not (value is None and entry.default is None):
-                _check_amount(entry.name, value, int(entry.name == "layers"))
+                _check_amount(entry.name, value, int(entry.name == "layers"), _most(entry.name))
 
     def working_bytes(self, act_bytes: int) -> int:
         """Return what F, or a BW that recomputes inside, holds beside `keep_bytes`."""
@@ -65,11 +65,15 @@ def _read_size(cost: RecomputeLevel | StageCost, key: str) -> Any:
     return value
 
 
-def _check_amount(key: str, value: Any, least: int) -> None:
+def _most(key: str) -> int:
+    if key == "layers":
+        return MAX_LAYERS
+    return MAX_TIME_NS if key.endswith("_ns") else MAX_BYTES
+
+
+def _check_amount(key: str, value: Any, least: int, most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ProfileError(f"{key}: must be a whole number, got {value!r}")
-    most = MAX_TIME_NS if key.endswith("_ns") else MAX_BYTES
-    most = MAX_LAYERS if key == "layers" else most
     if value < least:
         raise ProfileError(f"{key}: must be {'above' if least else 'at least'} 0, got {value}")
     if value > most:
@@ -118,10 +122,12 @@ class StageCost:
             raise ProfileError("splits: False asks for t_w and w of 0, and no t_bw beside t_b")
         if self.offload_bytes is None:
             object.__setattr__(self, "offload_bytes", self.act_bytes)
-        for key in AMOUNTS:
-            value = _read_size(self, key)
-            if value is not None:
-                _check_amount(key, value, 1 if key in _POSITIVE else 0)
+        for key, (low, high) in _RANGES.items():
+            value = getattr(self, key)
+            # nearly always: searches and estimates make costs by the thousand
+            if value is None or (type(value) is int and low <= value <= high):
+                continue
+            _check_amount(key, _read_size(self, key), low, high)
         if self.w_bytes > self.act_bytes:
             size, most = format_sizes(self.w_bytes, self.act_bytes)
             raise ProfileError(f"w_bytes: {size} is more than act_bytes, {most}")
@@ -257,6 +263,7 @@ AMOUNTS = tuple(
     for entry in fields(StageCost)
     if entry.name not in ("recompute", "splits", "slices", "overhead_ns")
 )
+_RANGES = {key: (int(key in _POSITIVE), _most(key)) for key in AMOUNTS}
 
 
 def transfer_ns(size_bytes: int, gb_per_s: Any) -> int:

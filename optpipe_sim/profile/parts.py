@@ -83,9 +83,9 @@ def cut_sequence(cost: StageCost, slices: int) -> StageCost:
 
 def change(cost: StageCost, by: Callable[[StageCost], StageCost]) -> StageCost:
     """Change a stage, slice by slice where it has slices; static memory and layers as a whole."""
-    changed = by(replace(cost, slices=()))
     if not cost.slices:
-        return changed
+        return by(cost)
+    changed = by(replace(cost, slices=()))
     parts = [replace(by(part), static_bytes=0, layers=None) for part in cost.slices]
     return join(parts, changed.static_bytes, changed.layers)
 

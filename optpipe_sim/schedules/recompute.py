@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -121,6 +122,9 @@ def fused_at_levels(profile: CostProfile, levels: Levels, apart: bool = False) -
     return at_levels(profile.map_stages(whole), levels, apart)
 
 
+@lru_cache(
+    maxsize=1024
+)  # most stages are alike, and all bounds and patterns ask for the same levels
 def _plain(cost: StageCost, found: RecomputeLevel | None, apart: bool) -> StageCost:
     """Return a stage without levels that has the costs of a level; its working memory is held all
     the time."""

@@ -110,16 +110,15 @@ def solve_problems(
         from .milp.solvers import require_solver
 
         require_solver(options.solver)
-    compiling_s = sum(compile_engines(problem, hooks.on_wait) for problem in problems)
-    portfolio = Portfolio(problems, options, hooks, compiling_s)
+    simpler = without_copies(problems, options) if start is None else []
+    compiling_s = sum(compile_engines(each, hooks.on_wait) for each in [*problems, *simpler])
+    portfolio = Portfolio(problems, options, hooks, compiling_s, simpler)
     whole = portfolio.whole
     kept = open_cache() if options.cache else None
     try:
         given = isinstance(start, Schedule) and portfolio.offer(start, "warm start")
         if kept is not None and start != "none":
             portfolio.recall(kept)
-        if start is None:
-            portfolio.solve_without_copies()
         portfolio.run(cold=start == "none", given=given)
     except KeyboardInterrupt:
         whole.interrupted = True
@@ -132,6 +131,23 @@ def solve_problems(
     return portfolio.result(covered)
 
 
+def without_copies(problems: Sequence[Problem], options: SolveOptions) -> list[Problem]:
+    """Return the same problems without offloading, where several choose among all treatments and links are shared:
+    there the search only approximates copies (`anneal.stand_ins`), and may end worse than one without them. Those
+    that nothing fits then are left out."""
+    approximates = any(problem.may_recompute and shares_links(problem) for problem in problems)
+    if len(problems) == 1 or not approximates or SIMPLER_SHARE * options.time_limit < FLOORS_S:
+        return []
+    found = []
+    for problem in problems:
+        profile = restrict(problem.profile, ("keep", "recompute"))
+        with suppress(OutOfMemory):
+            if problem.limits is not None:
+                require_limit(profile, problem.limits)
+            found.append(replace(problem, profile=profile))
+    return found
+
+
 class Portfolio:
     """The races of some problems, and what is known of all of them.
 
@@ -139,6 +155,7 @@ class Portfolio:
         races: one per problem.
         whole: the best schedule of all and its problem, and the least of the bounds; of a single problem
             it is its race.
+        simpler: the same problems `without_copies`, or none.
         reasons: why problems have no schedule, in one line each.
     """
 
@@ -148,8 +165,10 @@ class Portfolio:
         options: SolveOptions,
         hooks: Hooks = Hooks(),  # noqa: B008  (frozen)
         compiling_s: float = 0.0,
+        simpler: Sequence[Problem] = (),
     ) -> None:
         self.options = options
+        self.simpler = simpler
         self.reasons: list[str] = []
         self.whole = whole = Race(
             problems[0],
@@ -204,37 +223,6 @@ class Portfolio:
             if race.seconds < RECALL_SHARE * self.options.time_limit and not self.whole.proven:
                 recall(race, kept)
 
-    def solve_without_copies(self) -> None:
-        """Offer the result of `solve` without offloading, in a share of the time, where several problems
-        choose among all treatments and links are shared: there the search only approximates copies
-        (`anneal.stand_ins`), and may end worse than a search without them."""
-        seconds = SIMPLER_SHARE * self.options.time_limit
-        approximates = any(
-            race.problem.may_recompute and shares_links(race.problem) for race in self.races
-        )
-        if self.alone or not approximates or seconds < FLOORS_S:
-            return
-        plain = []
-        for race in self.races:
-            profile = restrict(race.problem.profile, ("keep", "recompute"))
-            with suppress(OutOfMemory):  # no schedule fits without copies
-                if race.problem.limits is not None:
-                    require_limit(profile, race.problem.limits)
-                plain.append(replace(race.problem, profile=profile))
-
-        def take(race: Race) -> None:
-            if race.best is not None and race.cost_ns < self.whole.cost_ns:
-                self.offer(race.best, race.engine)
-
-        own = replace(self.options, time_limit=seconds, cache=False)
-        with suppress(NoSolution):
-            if plain:
-                found = solve_problems(plain, own, None, Hooks(watch=take))
-                assert found.schedule is not None
-                self.offer(found.schedule, found.info["found_by"])
-                if found.info["interrupted"]:
-                    raise KeyboardInterrupt
-
     def run(self, cold: bool, given: bool) -> None:
         """Try AdaOffload and the published schedules, let the engines compete, and tidy up, until the
         time limit or a proof.
@@ -247,24 +235,29 @@ class Portfolio:
         if self.options.evaluations is None:  # the result is replayed in the end
             limit = self.options.time_limit
             until = max(limit / 2, limit - self.whole.problem.replay_s)
-        if not self.whole.proven:
-            self._first(until, given)
-        for race, seconds, brief in self.turns(until):
-            self._compete(race, seconds, cold, brief)
+        self._search(until, cold, given)
         by_name = engine not in ("auto", ADAOFFLOAD)
         if self.alone and by_name and not self.whole.turns and not self.whole.proven:
             self.whole.failures[engine] = "no time was left for it"
         if self.whole.best is not None and engine != ADAOFFLOAD:
             self._tidy()
 
+    def _search(self, until: float, cold: bool, given: bool) -> None:
+        """Try what is simple, then let the engines compete. See `run`."""
+        if not self.whole.proven:
+            self._first(until, given)
+        for race, seconds, brief in self.turns(until):
+            self._compete(race, seconds, cold, brief)
+
     def _first(self, until: float, given: bool) -> None:
-        """Try AdaOffload, then the published schedules with every value of their options, each for a
-        share of the time; of several problems then AdaOffload with levels chosen stage by stage on the
-        most promising."""
+        """Try AdaOffload, then the published schedules with every value of their options, each for a share of the
+        time; of several problems then, for a share of what is left, the search of those without copies, and
+        AdaOffload with levels chosen stage by stage on the most promising."""
         whole, options = self.whole, self.options
         processes = 1 if options.evaluations is not None else options.workers or cpu_count() or 1
         if options.published:
             self._told(until)
+        simpler = self._simplified() if self.simpler else None
         if not self.alone:
             run_adaoffload(self.races[0], 0)  # so that there is an incumbent soon
         elif options.published or not given or options.engine == ADAOFFLOAD:
@@ -284,12 +277,20 @@ class Portfolio:
                 options.engine in SEARCHES,
             )
             whole.untried = run_rules(
-                self.races, rules, lambda: whole.optimal or whole.seconds > ends, processes
+                self.races,
+                rules,
+                lambda: whole.optimal or whole.seconds > ends,
+                processes,
+                self._beside(simpler),
             )
             if whole.best is not None and is_published(whole.engine):
                 whole.published = whole.engine, whole.best
         if self.alone:
             return
+        if simpler is not None and not whole.proven:
+            seconds = SIMPLER_SHARE * (until - whole.seconds)
+            with suppress(NoSolution):
+                simpler._search(simpler.whole.seconds + seconds, cold=False, given=False)
         left = until - whole.seconds
         order = self._by_promise(left)
         first = ROUNDS[0][0]
@@ -299,6 +300,22 @@ class Portfolio:
                 run_adaoffload(race, 0)
         for race in self.races:
             self.reasons += race.failures.values()
+
+    def _simplified(self) -> Portfolio:
+        """Return the portfolio of the `simpler` problems, whose schedules are offered here."""
+
+        def take(race: Race) -> None:
+            if race.best is not None and race.cost_ns < self.whole.cost_ns:
+                self.offer(race.best, race.engine)
+
+        options = replace(self.options, cache=False, published=False)
+        return Portfolio(self.simpler, options, Hooks(watch=take))
+
+    def _beside(self, simpler: Portfolio | None) -> dict[int, Race]:
+        """Return the race of another portfolio that has the shape of the race at each place, where one has."""
+        others = {} if simpler is None else {race.problem.shape: race for race in simpler.races}
+        places = enumerate(race.problem.shape for race in self.races)
+        return {at: others[shape] for at, shape in places if shape in others}
 
     def _told(self, until: float) -> None:
         """Replay the plans that are most likely run today, before all else and in this process: however busy the

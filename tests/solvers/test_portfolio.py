@@ -37,7 +37,7 @@ def test_adaoffload_with_levels_has_time_of_its_own_and_the_search_begins_with_i
 ) -> None:
     """However long the published schedules take: the search of 16 devices else found nothing in 21 s."""
 
-    def slow(races: Sequence[Race], rules: Any, over: Callable[[], bool], _: int) -> int:
+    def slow(races: Sequence[Race], rules: Any, over: Callable[[], bool], *_: Any) -> int:
         while not over():
             time.sleep(0.01)
         return len(rules)

@@ -19,7 +19,7 @@ from optpipe_sim import Schedule, solve
 from optpipe_sim.errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
 from optpipe_sim.sim.scenarios import Noise
 from optpipe_sim.solvers import portfolio
-from optpipe_sim.solvers.axes import candidate_shapes
+from optpipe_sim.solvers.axes import candidate_shapes, problems_of, shapes_of
 from optpipe_sim.solvers.cpsat.cpsat import solve_cpsat
 from optpipe_sim.solvers.cpsat.proving import Search
 from optpipe_sim.solvers.known import known_bound, note
@@ -30,6 +30,7 @@ from optpipe_sim.solvers.race import jobs, rules
 from optpipe_sim.solvers.race.cache import open_cache
 from optpipe_sim.solvers.race.identity import identity
 from optpipe_sim.solvers.race.race import Race
+from optpipe_sim.solvers.race.rules import rules_of, run_rules
 from optpipe_sim.solvers.reports import Job
 from optpipe_sim.solvers.robust import solve_robust
 from optpipe_sim.units import size_above
@@ -241,6 +242,31 @@ def test_shared_links_are_solved_without_copies_first(monkeypatch: Any) -> None:
     assert solved == sorted(solved)
     assert not solved[0]
     assert found.schedule is not None
+
+
+def test_what_rules_find_is_for_the_search_without_copies_too() -> None:
+    """They run once, and what they find that offloads nothing is where that search begins."""
+    level = {"name": "full", "t_ns": 10, "keep_bytes": 6}
+    stages = {"t_f_ns": 10, "t_b_ns": 11, "t_w_ns": 9, "act_bytes": 100, "w_bytes": 50}
+    links = {"t_offload_ns": 16, "t_reload_ns": 16, "host_link_groups": [[0, 1], [2, 3]]}
+    profile = uniform(4, stages={**stages, "layers": 2, "recompute": [level]}, offload=links)
+    options = SolveOptions(chunks="any", time_limit=4.0)
+    problems = problems_of(shapes_of(profile, options), 8, 300, options)
+    simpler = portfolio.without_copies(problems, options)
+    assert {each.shape for each in simpler} == {each.shape for each in problems}
+    assert not any(each.may_offload for each in simpler)
+    found = {}
+    for processes in (1, 2):
+        races, others = (list(map(Race, some)) for some in (problems, simpler))
+        rules = rules_of(problems, [0] * len(problems), stretched=False)
+        assert run_rules(races, rules, lambda: False, processes, dict(enumerate(others))) == 0
+        known = [race for race in others if race.best is not None]
+        assert known
+        for race in known:
+            assert race.problem.replay(race.best).cost_ns == race.cost_ns
+        found[processes] = min(race.cost_ns for race in known)
+        assert min(race.cost_ns for race in races) <= found[processes]
+    assert found[1] == found[2]
 
 
 def test_a_disk_that_fills_ends_no_search_over_shapes(tmp_path: Path, saves: list[Any]) -> None:

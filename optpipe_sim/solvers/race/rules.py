@@ -9,9 +9,11 @@ and PipeOffload with F's earlier and W's later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...bounds.bounds import fill_and_drain, naive, residency
@@ -191,21 +193,32 @@ def _adaoffload(problem: Problem, *_: Any) -> Built:
 
 
 def run_rules(
-    races: Sequence[Race], rules: Sequence[Rule], over: Callable[[], bool], processes: int
+    races: Sequence[Race],
+    rules: Sequence[Rule],
+    over: Callable[[], bool],
+    processes: int,
+    without_copies: Mapping[int, Race] = MappingProxyType({}),
 ) -> int:
     """Try the rules, each in the race of its shape, until `over`; returns how many published ones were left.
 
     Args:
         processes: with 1 the rules run in this process, always in the same order.
+        without_copies: for the place of a race, the one of the same problem without offloading: what offloads nothing
+            is for both.
     """
     if not rules:
         return 0
     if processes == 1:
-        return _run_here(races, rules, over)
-    return _run_apart(races, rules, over, processes)
+        return _run_here(races, rules, over, without_copies)
+    return _run_apart(races, rules, over, processes, without_copies)
 
 
-def _run_here(races: Sequence[Race], rules: Sequence[Rule], over: Callable[[], bool]) -> int:
+def _run_here(
+    races: Sequence[Race],
+    rules: Sequence[Rule],
+    over: Callable[[], bool],
+    without_copies: Mapping[int, Race],
+) -> int:
     def best_ns() -> float:
         return min(race.cost_ns for race in races)
 
@@ -213,7 +226,11 @@ def _run_here(races: Sequence[Race], rules: Sequence[Rule], over: Callable[[], b
         if rule.bound_ns >= best_ns():
             continue
         for name, schedule in rule.built(best_ns, over):
-            races[rule.at].offer(schedule, name)
+            with suppress(OptPipeError):  # it does not fit
+                trace = races[rule.at].problem.replay(schedule)
+                races[rule.at].take(trace.schedule, trace.cost_ns, name)
+                if rule.at in without_copies and not trace.offloaded:
+                    without_copies[rule.at].take(trace.schedule, trace.cost_ns, name)
             if over():
                 break
         if over():
@@ -222,21 +239,28 @@ def _run_here(races: Sequence[Race], rules: Sequence[Rule], over: Callable[[], b
 
 
 def _run_apart(
-    races: Sequence[Race], rules: Sequence[Rule], over: Callable[[], bool], processes: int
+    races: Sequence[Race],
+    rules: Sequence[Rule],
+    over: Callable[[], bool],
+    processes: int,
+    without_copies: Mapping[int, Race],
 ) -> int:
-    # costs of the shapes, then the place of the next rule
-    shared = shared_numbers([*(race.cost_ns for race in races), 0])
+    takers = [*races, *without_copies.values()]
+    # the costs of the takers, then the place of the next rule
+    shared = shared_numbers([*(race.cost_ns for race in takers), 0])
     problems = [race.problem for race in races]
+    simpler = {at: len(races) + place for place, at in enumerate(without_copies)}
     workers, left = Workers(), {at for at, rule in enumerate(rules) if rule.published}
+    work = partial(_work, problems, simpler, rules, shared)
     try:
-        workers.start([partial(_work, problems, rules, shared)] * min(processes, len(rules)))
+        workers.start([work] * min(processes, len(rules)))
         for _, message in workers.messages(over, races[0].notify):
             if message[0] == "done":
                 left.discard(message[1])
             elif message[0] == "failed":
                 races[0].failures[PUBLISHED] = message[1]
             else:
-                races[message[1]].take(*message[2:])
+                takers[message[1]].take(*message[2:])
     finally:
         for how in workers.end().values():
             races[0].failures[PUBLISHED] = how
@@ -244,35 +268,40 @@ def _run_apart(
 
 
 def _work(
-    problems: Sequence[Problem], rules: Sequence[Rule], shared: Any, report: Report, _: Newest
+    problems: Sequence[Problem],
+    simpler: Mapping[int, int],
+    rules: Sequence[Rule],
+    shared: Any,
+    report: Report,
+    _: Newest,
 ) -> None:
-    """Take the next rule until none is left."""
+    """Take the next rule until none is left. `simpler`: for the place of a problem, that of the taker of what offloads
+    nothing."""
 
     def best_ns() -> float:
-        return float(min(shared[:-1]))
+        return float(min(shared[: len(problems)]))
+
+    def offer(at: int, schedule: Schedule, name: str) -> None:
+        try:
+            trace = problems[at].replay(schedule)
+        except OptPipeError:
+            return
+        kept = at in simpler and not trace.offloaded
+        for taker in (at, simpler[at]) if kept else (at,):
+            if trace.cost_ns < shared[taker]:
+                shared[taker] = trace.cost_ns
+                # a copy without the values that the replay cached
+                report("found", taker, trace.schedule.replace(), trace.cost_ns, name)
 
     for place in next_places(shared, len(rules)):
         rule = rules[place]
         try:
             if rule.bound_ns < best_ns():
                 for name, schedule in rule.built(best_ns, lambda: False):
-                    _offer(problems[rule.at], rule.at, schedule, name, shared, report)
+                    offer(rule.at, schedule, name)
         except (BrokenPipeError, EOFError):
             raise
         except Exception as error:  # as text: not every exception can be pickled
             report("failed", f"{type(error).__name__}: {error}")
         else:
             report("done", place)
-
-
-def _offer(
-    problem: Problem, at: int, schedule: Schedule, name: str, shared: Any, report: Report
-) -> None:
-    try:
-        trace = problem.replay(schedule)
-    except OptPipeError:
-        return
-    if trace.cost_ns < shared[at]:
-        shared[at] = trace.cost_ns
-        # a copy without the values that the replay cached
-        report("found", at, trace.schedule.replace(), trace.cost_ns, name)
