@@ -48,9 +48,14 @@ _LATENT = {
 _FLAGS = {"qkv_bias": "add_qkv_bias", "qk_norm": "qk_layernorm"}
 
 
+def uncoloured(text: str) -> str:
+    """Return the text of a log without a terminal's colours."""
+    return _COLOURS.sub("", text)
+
+
 def lines_of(text: str) -> list[str]:
     """Return the lines of a log, without colours."""
-    return _LINES.split(_COLOURS.sub("", text))
+    return _LINES.split(uncoloured(text))
 
 
 def begins(line: str) -> bool:

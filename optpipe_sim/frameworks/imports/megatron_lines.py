@@ -77,6 +77,16 @@ class Log:
         text = self.arguments.get(name, "")
         return int(text) if text.isdecimal() else usual
 
+    @property
+    def timed(self) -> list[Block]:
+        """The iterations whose time is logged."""
+        return [block for block in self.blocks if block.elapsed_ms is not None]
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The peak of the fullest rank; None: not logged."""
+        return max((most for _, most in self.memory.values()), default=None)
+
     def has(self, timer: str) -> bool:
         """Whether any block has this timer, of any rank."""
         return any(name == timer for block in self.blocks for name, _ in block.timers)

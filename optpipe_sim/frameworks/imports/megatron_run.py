@@ -61,7 +61,7 @@ def _run_of(log: Log, path: Path) -> LoggedRun:
                 f"{path}: no argument {key}; expected the arguments that Megatron-LM prints when it starts, or steps of"
                 " torchtitan or NeMo"
             )
-    timed = [one for one in log.blocks if one.elapsed_ms is not None][1:]
+    timed = log.timed[1:]
     if not timed:
         what = log.unread or "no two iterations with their time"
         raise OptPipeError(
@@ -77,13 +77,14 @@ def _run_of(log: Log, path: Path) -> LoggedRun:
     options |= dict(recomputation(log, notes))
     options |= dict(kernels(log, notes))
     notes += beside(log)
-    peak = max((most for _, most in log.memory.values()), default=None)
     if len(timed) > len(same):
         notes.append(f"{len(timed) - len(same)} iterations with other global batch sizes")
-    if peak is None:
+    if log.peak_bytes is None:
         notes.append("peak memory: the log has no lines of memory")
     taken = median(one.elapsed_ms or 0.0 for one in same)
-    return LoggedRun(options, round(taken * 1e6), len(same), peak_bytes=peak, notes=tuple(notes))
+    return LoggedRun(
+        options, round(taken * 1e6), len(same), peak_bytes=log.peak_bytes, notes=tuple(notes)
+    )
 
 
 def last_run(path: Path) -> Log:
@@ -96,7 +97,7 @@ def last_run(path: Path) -> Log:
 def _read(path: str, state: tuple[int, int] | None) -> Log:
     """Read a file in this state once, however often it is asked for."""
     runs = read_lines(read_log_text(path))
-    logged = [run for run in runs if any(one.elapsed_ms is not None for one in run.blocks)]
+    logged = [run for run in runs if run.timed]
     return logged[-1] if logged else runs[-1]
 
 

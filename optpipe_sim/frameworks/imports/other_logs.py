@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 from statistics import median
 
+from ...costs.megatron_arguments import uncoloured
 from ...errors import OptPipeError
 from ...schedules import INTERLEAVED, PLAIN, REGISTRY
 from .logged_run import LoggedRun
@@ -21,7 +22,6 @@ from .megatron_lines import Log
 TITAN, NEMO, BARE = "torchtitan", "NeMo", "iterations without arguments (as Megatron-Bridge's)"
 _RUN = ("--model", "--gpus", "--pp", "--tp", "--microbatch", "--global-batch", "--seq")
 
-_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _STEP = re.compile(r"\bstep:\s*(\d+)\s.*?\btps:\s*([\d,]+)")
 _RESERVED = re.compile(r"\bstep:\s*\d+\s.*?memory:\s*(\d+\.\d+)GiB")
 _NEMO = re.compile(r"train_step_timing in s[:=]\s*(\d+(?:\.\d+)?)")
@@ -41,7 +41,7 @@ _SCHEDULES = {entry.torch or entry.torch_kin: name for name, entry in REGISTRY.i
 
 def trainer_of(text: str) -> str:
     """Return which of these trainers wrote a log; empty: none of them."""
-    if _STEP.search(_COLOUR.sub("", text)):
+    if _STEP.search(uncoloured(text)):
         return TITAN
     return NEMO if _NEMO.search(text) else ""
 
@@ -57,20 +57,19 @@ def read_other(text: str, log: Log) -> LoggedRun | None:
     """
     trainer = trainer_of(text)
     if trainer == TITAN:
-        return _torchtitan(_COLOUR.sub("", text))
+        return _torchtitan(uncoloured(text))
     if trainer == NEMO:
         times = [float(one) * 1e9 for one in _NEMO.findall(text)]
         batches = _NEMO_BATCH.findall(text)
         return _bare(NEMO, times, batches[-1] if batches else None, None)
-    timed = [one for one in log.blocks if one.elapsed_ms is not None]
+    timed = log.timed
     if not timed:
         return None
     batch = timed[-1].batch
     times = [
         (one.elapsed_ms or 0.0) * 1e6 for one in timed if one.batch == batch or one is timed[0]
     ]
-    peak = max((most for _, most in log.memory.values()), default=None)
-    return _bare(BARE, times, str(batch) if batch else None, peak)
+    return _bare(BARE, times, str(batch) if batch else None, log.peak_bytes)
 
 
 def _bare(trainer: str, times: list[float], batch: str | None, peak: int | None) -> LoggedRun:
