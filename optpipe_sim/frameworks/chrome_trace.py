@@ -38,7 +38,7 @@ def chrome_trace(trace: Trace) -> dict[str, Any]:
         "traceEvents": events,
         "displayTimeUnit": "ms",
         "otherData": {
-            "schedule": trace.schedule.meta.get("name", "schedule"),
+            "schedule": trace.schedule.name,
             "profile": trace.profile.name,
             "devices": shape.devices,
             "chunks": shape.chunks,

@@ -100,7 +100,7 @@ class Nearest:
 
 def _measures(trace: Trace) -> dict[str, Any]:
     return {
-        "schedule": trace.schedule.meta.get("name", "schedule"),
+        "schedule": trace.schedule.name,
         "iteration_ns": trace.iteration_ns,
         "makespan_ns": trace.makespan_ns,
         "peak_bytes": list(trace.peak_bytes),

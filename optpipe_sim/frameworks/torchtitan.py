@@ -80,7 +80,7 @@ def nearest(
             f"profile {profile.name}: has no level {' or '.join(filter(None, levels_of))}, which this trainer always has one of"
         )
     _, _, changed, level = min(found)
-    name = str(schedule.meta.get("name", "schedule"))
+    name = schedule.name
     if changed != schedule:
         name = f"{order.meta.get('name', 'its order')} with checkpointing {levels_of[level]}"
     notes = (SELECTIVE,) if level == "selective" else ()

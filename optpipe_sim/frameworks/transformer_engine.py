@@ -82,7 +82,7 @@ def nearest(schedule: Schedule, profile: CostProfile) -> Nearest:
                 round(held / free - 1, 6),
             ),
         )
-    return Nearest(str(schedule.meta.get("name", "schedule")), before, after, lost, NOTES)
+    return Nearest(schedule.name, before, after, lost, NOTES)
 
 
 def programs(

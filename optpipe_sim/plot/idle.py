@@ -45,7 +45,7 @@ def idle_gantt(trace: Trace) -> Figure:
         handles = [handle for handle in legend.legend_handles if isinstance(handle, Patch)][:-1]
         handles += [Patch(facecolor=TINTS[cause], label=f"idle: {cause}") for cause in causes]
         ax.legend(handles=handles, **BESIDE)
-        name = str(trace.schedule.meta.get("name", "schedule"))
+        name = trace.schedule.name
         parts = ", ".join(f"{cause} {format_time(trace.idle_ns[cause])}" for cause in causes)
         total = format_time(sum(trace.idle_ns.values()))
         text = f"{name}: {format_time(trace.makespan_ns)}; the devices idle {total} in all: {parts}"

@@ -88,7 +88,7 @@ def lanes_until(trace: Trace, end_ns: int) -> Figure:
         gantt(trace, place(figure, _TITLE, lanes), window=Window(0, end_ns), legend=False).grid(
             axis="x"
         )
-        name = str(trace.schedule.meta.get("name", "schedule"))
+        name = trace.schedule.name
         taken = (format_time(end_ns), 11, "normal", INK)
         _line(figure, 0.16, (name, 13, "bold", INK), taken)
         _line(figure, 0.44, (_facts(trace), 9, "normal", MUTED), ("", 9, "normal", MUTED))
@@ -104,7 +104,7 @@ def _title(trace: Trace, figure: Figure, window: Window | None) -> None:
         f"bubble {bubble:.1%}",
         f"peak {format_size(peak)} on device {trace.peak_bytes.index(peak)}",
     )
-    name = str(trace.schedule.meta.get("name", "schedule"))
+    name = trace.schedule.name
     _line(figure, 0.16, (name, 13, "bold", INK), ("   ·   ".join(measures), 11, "normal", INK))
     misfit = "" if trace.fits else "does not fit the limit: drawn without it"
     facts = _facts(trace)

@@ -19,7 +19,6 @@ from ..study.versions import versions
 from ..trace import Trace
 from .choices import advice_views, comparison_views, frontier_views
 from .page import Provenance, View, write_page
-from .tables import title_of
 from .views import pair_view, titles_of, trace_view
 
 PACKAGES = ("numpy", "numba", "bokeh")
@@ -49,7 +48,7 @@ class Report:
             command: the command line that asked for the page, to be shown on it.
         """
         if against is None:
-            title, view, traces = title_of(trace), trace_view(trace, "a"), [trace]
+            title, view, traces = trace.schedule.name, trace_view(trace, "a"), [trace]
         else:
             view, traces = pair_view(trace, against), [trace, against]
             title = " against ".join(titles_of(trace, against))
@@ -129,7 +128,7 @@ def provenance(traces: Sequence[Trace], command: Sequence[str]) -> Provenance:
             profiles.append(costs)
         replayed.append(
             {
-                "schedule": title_of(trace),
+                "schedule": trace.schedule.name,
                 "made": {key: value for key, value in trace.schedule.meta.items() if key != "name"},
                 "objective": trace.objective,
                 "memory_limit_bytes": trace.memory_limit and list(trace.memory_limit),

@@ -28,11 +28,6 @@ _HATCH = {  # over a plain ground
 }
 
 
-def title_of(trace: Trace) -> str:
-    """Return the name of its schedule."""
-    return str(trace.schedule.meta.get("name", "schedule"))
-
-
 def facts(trace: Trace) -> str:
     """Return what was replayed, in a line."""
     shape = trace.schedule.shape
@@ -59,8 +54,7 @@ def pipeline_name(trace: Trace) -> str:
 def measures(trace: Trace) -> str:
     """Return the measures that ``simulate --json`` gives, with the proven bound where the schedule has
     one."""
-    found, activations = trace.measures(), trace.schedule.shape.stages
-    activations *= trace.schedule.shape.units
+    found, activations = trace.measures(), trace.schedule.shape.activations
     peak = max(trace.peak_bytes)
     shown = [
         ("makespan_ns", pipeline_name(trace), format_time(trace.makespan_ns)),

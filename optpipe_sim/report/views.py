@@ -21,7 +21,7 @@ from .lanes import lanes, opens, time_label, time_range
 from .markup import folded, switch
 from .memory import Scales
 from .page import View, slot
-from .tables import advice, by_device, facts, legend, longest_gaps, measures, path, title_of
+from .tables import advice, by_device, facts, legend, longest_gaps, measures, path
 
 KEYS = "drag or arrow keys: pan · Ctrl + wheel, pinch or + and −: zoom · 0: all · click: why · Esc: clear"
 MEASURED = "measured"  # what imported traces are called already
@@ -85,7 +85,7 @@ def pair_view(one: Trace, two: Trace) -> View:
 
 def titles_of(one: Trace, two: Trace) -> tuple[str, str]:
     """Return the names of both, made distinct where they are the same."""
-    first, second = title_of(one), title_of(two)
+    first, second = one.schedule.name, two.schedule.name
     if is_run_of(two, one):
         return f"{first}, predicted", second if second == MEASURED else f"{second}, {MEASURED}"
     if first != second:

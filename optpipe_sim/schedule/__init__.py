@@ -327,12 +327,16 @@ class Schedule:
 
     __hash__ = None  # type: ignore[assignment]
 
+    @property
+    def name(self) -> str:
+        """Its name in `meta`, for people; ``schedule`` where it has none."""
+        return str(self.meta.get("name", "schedule"))
+
     def __repr__(self) -> str:
-        name = self.meta.get("name", "schedule")
         shape = self.shape
         slices = f" slices={shape.slices}" if shape.slices > 1 else ""
         return (
-            f"<Schedule {name}: p={shape.devices} v={shape.chunks} m={shape.microbatches}{slices},"
+            f"<Schedule {self.name}: p={shape.devices} v={shape.chunks} m={shape.microbatches}{slices},"
             f" {len(self)} ops>"
         )
 
@@ -342,7 +346,7 @@ class Schedule:
         kinds, counts = np.unique(self.table[:, 0], return_counts=True)
         ops = zip((_KINDS[kind].name for kind in kinds), counts.tolist(), strict=True)
         rows = {
-            "schedule": self.meta.get("name", "schedule"),
+            "schedule": self.name,
             "devices": shape.devices,
             "chunks per device": shape.chunks,
             "microbatches": shape.microbatches,

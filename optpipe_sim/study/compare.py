@@ -449,4 +449,4 @@ def _proven(name: str | Schedule, schedule: Schedule, objective: str) -> Bound:
 
 
 def _name_of(entry: str | Schedule) -> str:
-    return entry if isinstance(entry, str) else str(entry.meta.get("name", "schedule"))
+    return entry if isinstance(entry, str) else entry.name

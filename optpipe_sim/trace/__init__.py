@@ -101,17 +101,16 @@ class Trace:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        name = self.schedule.meta.get("name", "schedule")
         fits = "" if self.fits else ", does not fit"
         return (
-            f"<Trace {name}: {format_time(self.iteration_ns)}, bubble {self.bubble:.4f},"
+            f"<Trace {self.schedule.name}: {format_time(self.iteration_ns)}, bubble {self.bubble:.4f},"
             f" peak {self.peak_text}{fits}>"
         )
 
     def _repr_html_(self) -> str:
         """Return a small table with a picture, for notebooks."""
         rows = {
-            "schedule": self.schedule.meta.get("name", "schedule"),
+            "schedule": self.schedule.name,
             "profile": self.profile.name,
             "time per iteration": format_time(self.iteration_ns),
             **(

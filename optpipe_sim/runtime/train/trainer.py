@@ -321,10 +321,9 @@ class Trainer:
         trace = self.now.lowered.replay()
         static = trace.profile.static_bytes
         schedule = self.now.schedule
-        name = schedule.meta.get("name", "schedule")
         self.result.phases.append(
             {
-                "schedule": str(name),
+                "schedule": schedule.name,
                 "from_step": self.step,
                 "offloaded": int((schedule.table[:, 0] == O).sum()),
                 "recomputed": int((schedule.levels.table > 0).sum()),
