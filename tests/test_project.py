@@ -383,3 +383,14 @@ def test_no_output_of_a_command_is_kept_at_the_top() -> None:
         "mkdocs.yml",
         "pyproject.toml",
     }
+
+
+def test_the_files_that_begin_first_are_there() -> None:
+    """Those that `conftest.py` names for their long tests."""
+    tree = ast.parse((ROOT / "tests" / "conftest.py").read_text())
+    (named,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LONG"
+    )
+    assert named <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
