@@ -73,8 +73,7 @@ class Bench:
         gated = arrive_ns is not None and worker.device.type == "cuda"
         transport = (GatedLoopback if gated else Loopback)(self.messages(rank), arrive_ns)
         step = RankStep(worker, rank, self.prepared, transport)
-        step.start(*self.batch)
-        step.warm_up()
+        step.cold = True  # on a CPU too, for the times
         step.start(*self.batch)
         return step
 
@@ -172,7 +171,7 @@ def loop(case: Case, progress: Progress) -> Confirmation:
 
     def run(rank: int, arrive_ns: Mapping[Op, int], metered: bool) -> Record:
         step = bench.step(rank, arrive_ns)
-        meter: Meter = HeldBytes(step.worker)
+        meter = None
         if metered:  # what stays refers to no worker: a device holds one rank at a time
             room_bytes = free_bytes(case, rank) if case.cap_memory else None
             meter = meters[rank] = meter_of(case.device, room_bytes)
@@ -262,18 +261,6 @@ class Sweep:
     found: InSitu
     composed: Trace
     moved_ns: int
-
-
-class HeldBytes(Meter):
-    """Sums what the slots and queues of a worker hold; faster than watching every
-    storage."""
-
-    def __init__(self, worker: StageWorker) -> None:
-        self.worker = worker
-
-    def held(self) -> int:
-        """Return the bytes now."""
-        return self.worker.held_bytes()
 
 
 def sweep_ranks(

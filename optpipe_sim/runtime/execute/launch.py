@@ -90,10 +90,12 @@ def _fork_server() -> _ForkServer:
     return _SERVERS[0]
 
 
-@atexit.register
-def _end_server() -> None:
-    while _SERVERS:
-        _SERVERS.pop().end()
+def _end_all(these: list[Any]) -> None:
+    while these:
+        these.pop().end()
+
+
+atexit.register(_end_all, _SERVERS)
 
 
 @dataclass
@@ -185,7 +187,7 @@ class Ranks:
                     raise self._died(rank, task.schedule) from None
             return self._gather(task.schedule)
         except BaseException:
-            self._halt()
+            _end_all(self._started)
             raise
 
     def close(self) -> None:
@@ -257,17 +259,12 @@ class Ranks:
         last = "before its first op" if row == NONE else f"its last op was {schedule.op(row)}"
         return RuntimeFault(f"rank {rank} died ({how}); {last}{f'; it said: {line}' * bool(line)}")
 
-    def _halt(self) -> None:
-        while self._started:
-            self._started.pop().end()
-
 
 def _end(started: list[_Started], folder: Path) -> None:
     """End the ranks and remove the folder; called when the object is collected or Python ends."""
     import shutil
 
-    while started:
-        started.pop().end()
+    _end_all(started)
     shutil.rmtree(folder, ignore_errors=True)
 
 

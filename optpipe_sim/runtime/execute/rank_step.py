@@ -42,6 +42,8 @@ class RankStep:
         results: what ops have made or receives have brought, until the op or the send that uses it: no other
             reference keeps its memory from being offloaded or freed. Ranks of one process share it.
         inputs: for each op that takes another's result, that one.
+        cold: whether the next start warms up before: the first of a schedule does where it would else allocate memory
+            for good.
     """
 
     def __init__(
@@ -69,14 +71,13 @@ class RankStep:
         self.prepared, self.program = prepared, prepared.programs[self.rank]
         self.inputs = inputs_of(prepared.schedule)
         self.transport.follow(prepared.schedule)
-        # what the first step would allocate for good
-        self._cold = self.worker.device.type == "cuda" or self.worker.cut.slices > 1
+        self.cold = self.worker.device.type == "cuda" or self.worker.cut.slices > 1
 
     def start(self, *batch: Any) -> None:
-        """Start a step on these inputs and targets (see `StageWorker.start_step`), with gradients of zero. The
-        first one of a schedule warms up before, where that makes a difference to memory."""
-        if self._cold:
-            self._cold = False
+        """Start a step on these inputs and targets (see `StageWorker.start_step`), with gradients of zero;
+        one that is `cold` warms up before."""
+        if self.cold:
+            self.cold = False
             self.start(*batch)
             self.warm_up()
         zero_gradients(self.worker.parameters())

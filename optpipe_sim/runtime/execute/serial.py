@@ -26,7 +26,7 @@ class SerialRun:
 
     Attributes:
         duration_ns: by op, as measured here.
-        held: by rank, (op, bytes) after each of its ops, and after the grant of an R.
+        held: by rank, (op, bytes) after each of its ops, and after the grant of an R; empty without a meter.
         loss: the mean over the microbatches.
     """
 
@@ -43,7 +43,6 @@ def run_serially(steps: Mapping[int, RankStep], *, meter: Meter | None = None) -
         steps: by rank, started; afterwards their stages hold their gradients. Ops of ranks that are not there
             are left out: the transport has what they would have sent.
         meter: entered already; measures the live memory without messages in flight (and makes the ops slower).
-            Without one, memory is what the slots and queues of the workers hold.
 
     Raises:
         RuntimeFault: names the op.
@@ -79,10 +78,9 @@ def run_serially(steps: Mapping[int, RankStep], *, meter: Meter | None = None) -
         if meter is not None:
             # a message in flight is of no rank: it comes with the op that takes it, and goes with the one that makes it
             accounts[rank] += meter.held() - before + taken - _bytes(results.get(op))
+            run.held[rank].append((op, accounts[rank]))
         if consumers.get(op) not in steps:
             results.pop(op, None)
-        held = workers[rank].held_bytes() if meter is None else accounts[rank]
-        run.held[rank].append((op, held))
         if not granted:
             one.begun(op)
     for worker in workers.values():

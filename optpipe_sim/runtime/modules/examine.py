@@ -214,19 +214,21 @@ def examine(
     group: PipelineGroup,
     device: torch.device,
     inputs: Any,
-    ending: Callable[[Any], Tensor] | None,
-    run: Callable[[nn.Module, Any], Any] = call,
+    target: Any,
+    loss: Loss | None,
+    *,
+    slices: Sequence[int] = (),
+    run: Run = call,
     refuse: Callable[[int, nn.Module, torch.device], None] = refuse,
-    halves: Halves | None = None,
 ) -> list[Passed]:
     """Examine the stages of this process; all processes of the group have to call this.
 
     Args:
-        inputs: one microbatch, for the first stage. ending: the loss of what the last one
-            returns, if there is one.
+        inputs, target: one microbatch, for the first stage and for the loss of the last; None where they are not here.
+        loss: None: there is none.
+        slices: tokens of each slice, where sequences are cut. What is examined then are the first tokens, whole and
+            in two slices, and what a stage hands on is as long as these.
         run: calls a stage with a tree. refuse: raises where a stage's modules cannot be run.
-        halves: where sequences are cut, what is examined instead: the first tokens, whole and cut. What a
-            stage hands on is then as long as these.
 
     Returns:
         By stage, all but the last, what it sends on, as far as this process knows it.
@@ -235,6 +237,10 @@ def examine(
         OptPipeError: the same line on all ranks.
     """
     place, last = shape.placement, shape.stages - 1
+    halves = Halves(slices, loss, target) if slices and loss is not None else None
+    ending: Callable[[Any], Tensor] | None = None
+    if loss is not None:
+        ending = halves.ending if halves else lambda made: loss(made, target)
     passed: dict[int, Passed] = {}  # by the stage that sends it
     for stage in sorted(modules):
         if stage and stage - 1 not in passed:
@@ -264,7 +270,7 @@ def _examined(
     device: torch.device,
     taken: Passed | None,
     inputs: Any,
-    run: Callable[[nn.Module, Any], Any],
+    run: Run,
     ending: Callable[[Any], Tensor] | None,
     halves: Halves | None,
 ) -> Passed:

@@ -16,7 +16,7 @@ from ..group import PipelineGroup
 from ..measure.profiler import Progress, measure
 from ..model.plan import ModuleStages
 from ..model.stage import Loss
-from .examine import Halves, examine
+from .examine import examine
 
 
 def profile_modules(
@@ -66,15 +66,9 @@ def profile_modules(
     if not modules or p < 1 or len(modules) % p:
         raise OptPipeError(f"devices: {len(modules)} stages cannot be dealt out to {p} devices")
     shape = Shape(p, len(modules) // p, 1)
-    halves = Halves(slices, loss, target) if slices else None
+    alone = PipelineGroup(p, alone=True)
     passed = examine(
-        dict(enumerate(modules)),
-        shape,
-        PipelineGroup(p, alone=True),
-        place,
-        inputs,
-        halves.ending if halves else lambda made: loss(made, target),
-        halves=halves,
+        dict(enumerate(modules)), shape, alone, place, inputs, target, loss, slices=slices
     )
     stages = ModuleStages(
         tuple(modules),

@@ -24,7 +24,7 @@ from ..model.sliced import Cut
 from ..model.split import Ready
 from ..model.stage import Loss, StageWorker, parameters_of
 from ..program.program import prepare
-from .examine import Halves, examine
+from .examine import examine
 
 
 class PipelineStep:
@@ -202,17 +202,16 @@ class PipelineStep:
         Raises:
             OptPipeError: one line, the same on all ranks, with what cannot work.
         """
-        shape, last = self.schedule.shape, self.schedule.shape.stages - 1
-        target = targets[0] if last in self.modules else None
-        halves = Halves(self.slices, self.loss, target) if self.slices else None
+        shape = self.schedule.shape
         passed = examine(
             self.modules,
             shape,
             self.group,
             self.device,
             inputs[0] if 0 in self.modules else None,
-            halves.ending if halves else lambda made: self.loss(made, target),
-            halves=halves,
+            targets[0] if shape.stages - 1 in self.modules else None,
+            self.loss,
+            slices=self.slices,
         )
         boundaries = [one.boundary for one in passed]
         for rank in filter(self.group.has, range(shape.devices)):

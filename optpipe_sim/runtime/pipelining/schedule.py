@@ -224,7 +224,8 @@ class PlanSchedule(Runtime):
             self.group,
             self.device,
             args,
-            None if target is None else lambda made: self._loss(made, target),
+            target,
+            None if target is None else self._loss,
             run=lambda module, tree: called(module, tree, keywords),
             refuse=lambda at, module, device: refuse(self._stage[at], module, device),
         )

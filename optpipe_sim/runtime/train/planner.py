@@ -19,8 +19,8 @@ from ...profile import CostProfile
 from ...schedule import Schedule
 from ...sim import simulate
 from ...solvers.online import SolverProcess
-from ..measure.insitu import Sample, Window, drift, measured_profile
 from ..settings import Online
+from .observed import Sample, Window, drift, measured_profile
 
 TURN_S = 0.1  # how often the solver is polled
 BEHIND = 10  # the solver's niceness, so that training goes first

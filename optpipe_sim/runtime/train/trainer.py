@@ -32,9 +32,9 @@ from ..execute.clocks import clock_offset_ns
 from ..execute.rank_step import RankStep
 from ..execute.run import run_step
 from ..group import PipelineGroup
-from ..measure.insitu import sample
 from ..model.stage import StageWorker
 from ..program.program import Prepared
+from .observed import sample
 from .planner import Proposal
 from .task import NEWS, STOP, Slow, TrainResult, TrainTask, optimizer_for
 

@@ -14,10 +14,10 @@ from optpipe_sim.costs.models import Model
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.ops import B, F, O, Op, R, W
 from optpipe_sim.profile import CostProfile
-from optpipe_sim.runtime.measure.insitu import Sample, sample
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.tokens import Tokens
 from optpipe_sim.runtime.settings import Online
+from optpipe_sim.runtime.train.observed import Sample, sample
 from optpipe_sim.runtime.train.planner import Proposal
 from optpipe_sim.runtime.train.task import TrainTask
 from optpipe_sim.runtime.train.trainer import Prepared

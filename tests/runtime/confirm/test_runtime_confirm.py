@@ -63,10 +63,15 @@ def case(profile) -> Case:
     return Case(schedule, profile, limit, PLAN, iterations=2, sweeps=2)
 
 
+@pytest.fixture(scope="module")
+def with_two_levels() -> CostProfile:
+    return with_long_levels(paced(fake_profile(PLAN, "h100-sxm", levels=("norms", "full"))))
+
+
 @pytest.fixture(scope="module", params=[False, True], ids=["inside", "apart"])
-def recomputing(request: pytest.FixtureRequest) -> Case:
+def recomputing(request: pytest.FixtureRequest, with_two_levels: CostProfile) -> Case:
     """Activations that are kept, recomputed, offloaded, and both."""
-    profile = with_long_levels(paced(fake_profile(PLAN, "h100-sxm", levels=("norms", "full"))))
+    profile = with_two_levels
     base = with_offloads(build("zb-h1", profile, 6))
     schedule = with_levels(base, ("norms", "full"), apart=request.param)
     peaks = lower(schedule, profile).replay().peak_bytes

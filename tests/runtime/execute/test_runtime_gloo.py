@@ -343,11 +343,8 @@ def test_new_ranks_are_forked_from_the_process_that_has_loaded_torch(mortal: Ran
     assert server.process.poll() is None
 
 
-def test_ranks_see_where_their_caller_is_now(
-    mortal: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_ranks_see_where_their_caller_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As a fresh Python would: folder, environment and path of when they start."""
-    mortal._halt()
     (tmp_path / "new_jobs.py").write_text(
         "import os\n"
         "class Where:\n"
@@ -361,8 +358,8 @@ def test_ranks_see_where_their_caller_is_now(
     monkeypatch.setenv("OPTPIPE_NEW", "yes")
     from new_jobs import Where  # type: ignore[import-not-found]
 
-    assert mortal.run(Where(offloaded().schedule)) == 2 * [(str(tmp_path), "yes")]
-    mortal._halt()
+    with Ranks(2) as ranks:
+        assert ranks.run(Where(offloaded().schedule)) == 2 * [(str(tmp_path), "yes")]
 
 
 def ended(pids: list[int], within_s: float) -> bool:

@@ -20,9 +20,9 @@ from optpipe_sim.trace import Trace
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
 
-@pytest.fixture
-def profile(tmp_path: Path) -> str:
-    path = tmp_path / "gpt.yaml"
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("profile") / "gpt.yaml"
     save_profile(fake_profile(plan_of(GPT, 2), "h100-sxm"), path)
     return str(path)
 

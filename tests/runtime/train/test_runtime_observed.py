@@ -15,7 +15,7 @@ from train_cases import (
 
 from optpipe_sim import build, load_profile, simulate
 from optpipe_sim.ops import BW, B, F, O, R, W
-from optpipe_sim.runtime.measure.insitu import Sample, Window, drift, measured_profile
+from optpipe_sim.runtime.train.observed import Sample, Window, drift, measured_profile
 
 
 def test_a_profile_measured_of_a_replay_is_the_one_replayed(profile) -> None:

@@ -1,4 +1,4 @@
-"""Costs measured while training runs: medians over the last iterations, a profile, its drift.
+"""Costs observed while training runs: medians over the last iterations, a profile of them, and how far it drifts.
 
 Within an iteration the mean over microbatches is used, as it adds up to the iteration's time; over iterations
 the median, which a few outliers do not move.
