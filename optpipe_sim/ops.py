@@ -161,11 +161,15 @@ ALL_RULES = tuple(_all_rules())
 
 _RULES_OF = {kind: tuple(rule for rule in ALL_RULES if rule.op is kind) for kind in OpKind}
 
-# What of the rules binds across engines, by kind, for compiled loops: the step to the stage whose message an op waits
-# for (0: none), and the kind of the op of the same activation, one of the two a transfer (-1: none). The ops of a
-# stream that wait for one another come in that order.
+# The rules by kind, for compiled loops: the step to the stage whose message an op waits for (0: none), and the kinds of
+# the ops of its own activation that it waits for (-1: none): a compute op (C's aside, which are behind their F), and one in
+# another engine.
 MESSAGES = tuple(
     next((rule.step for rule in rules if rule.step), 0) for rules in _RULES_OF.values()
+)
+OWN = tuple(
+    next((int(rule.needs) for rule in rules if rule[2:] == (0, 0) and rule.needs in COMPUTE), -1)
+    for rules in _RULES_OF.values()
 )
 INPUTS = tuple(
     next((int(rule.needs) for rule in rules if {rule.op, rule.needs} & {*TRANSFERS}), -1)

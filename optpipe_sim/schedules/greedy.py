@@ -17,9 +17,12 @@ import numpy as np
 from ..codes import B, F, W
 from ..compiled import packed, part, step
 from ..errors import OutOfMemory
+from ..ops import MESSAGES, OWN
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..units import Size, as_limit, format_size, size_above
+
+FOREVER = 2**62  # ns
 
 # What to do with a wait that is too short for another whole W: leave it idle, append a W if the device
 # cannot afford to idle, or always append one. A W here delays the next op.
@@ -90,27 +93,24 @@ def begin(
 
 
 @part
-def exists(g: Grown, kind: int, s: int) -> bool:
-    """Whether there is a next op of this kind on stage s and all its inputs have been appended."""
-    at = g.done[kind, s]
-    if kind == F:
-        return bool(at < (g.done[F, s - 1] if s else g.ends.shape[2]))
-    if s < g.stage.shape[1] - 1:
-        return bool(at < g.done[B, s + 1])
-    return bool(at < g.done[F, s])
-
-
-@part
 def arrival(g: Grown, kind: int, s: int) -> int:
-    """Return when the input of the next op of this kind arrives (its producers must have been
-    appended)."""
-    at = g.done[kind, s]
-    if kind == F:
-        return int(g.ends[F, s - 1, at] + g.stage[LATENCY, s - 1]) if s else 0
-    own = int(g.ends[F, s, at])
-    if s == g.stage.shape[1] - 1:
-        return own
-    return max(own, int(g.ends[B, s + 1, at] + g.stage[LATENCY, s]))
+    """Return when the inputs of the next F or B of stage s arrive; `FOREVER` if it has none, or not all its inputs have
+    been appended."""
+    _, stages, m = g.ends.shape
+    at, time = g.done[kind, s], 0
+    for needs, other in ((OWN[kind], s), (kind, s + MESSAGES[kind])):
+        if needs >= 0 and 0 <= other < stages:
+            if at == g.done[needs, other]:
+                return FOREVER
+            latency = g.stage[LATENCY, min(s, other)] if other != s else 0
+            time = max(time, g.ends[needs, other, at] + latency)
+    return int(time) if at < m else FOREVER
+
+
+@step
+def exists(g: Grown, kind: int, s: int) -> bool:
+    """Whether stage s has a next F or B, all inputs of which have been appended."""
+    return arrival(g, kind, s) < FOREVER
 
 
 @step

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...op_table import KEEP
 from ...ops import Op, OpKind
 from ...profile import CostProfile
 from ...schedule import Levels, Schedule, Shape
@@ -25,8 +26,8 @@ class Costs(NamedTuple):
 
     levels: np.ndarray  # its number among those of its stage, from 1; 0: kept whole
     durations_ns: np.ndarray  # (kinds, S, m)
+    released: np.ndarray  # (kinds, S, m) at the end of each op
     act: np.ndarray
-    weight: np.ndarray
     moved: np.ndarray
     aside: np.ndarray  # (S,) bytes that a device reserves for the stage
 
@@ -34,9 +35,9 @@ class Costs(NamedTuple):
 def activation_costs(profile: CostProfile, levels: np.ndarray) -> Costs:
     """Compute the costs of each activation at its level."""
     count, microbatches = levels.shape
-    act, weight, moved = np.zeros((3, count, microbatches), np.int64)
-    durations = np.zeros((len(OpKind), count, microbatches), np.int64)
-    costs = Costs(levels, durations, act, weight, moved, np.zeros(count, np.int64))
+    act, moved = np.zeros((2, count, microbatches), np.int64)
+    durations, released = np.zeros((2, len(OpKind), count, microbatches), np.int64)
+    costs = Costs(levels, durations, released, act, moved, np.zeros(count, np.int64))
     classes = profile.parts_of(profile.shape(microbatches))
     for at, factors in enumerate(profile.classes):
         alike = profile.of_class(*factors)
@@ -53,8 +54,8 @@ def _enter(costs: Costs, profile: CostProfile, number: int, chosen: np.ndarray) 
         if not mine.any():
             continue
         costs.durations_ns[:, s, mine] = at.durations_ns[:, s, None]
-        costs.act[s, mine], costs.weight[s, mine] = plain.act_bytes, plain.w_bytes
-        costs.moved[s, mine] = plain.offloadable
+        costs.released[:, s, mine] = at.op_table.released_bytes[:, s, KEEP, None]
+        costs.act[s, mine], costs.moved[s, mine] = plain.act_bytes, plain.offloadable
         costs.aside[s] = max(costs.aside[s], plain.static_bytes - cost.static_bytes)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ...codes import B, F, O, R, W
 from ...compiled import entry, pop, step
+from ...ops import INPUTS
 from .progress import (
     ACT,
     ARRIVAL,
@@ -21,14 +22,12 @@ from .progress import (
     COMPUTE,
     COUNT,
     DEVICE,
-    ENDED_B,
-    ENDED_W,
     FIRST,
     FOREVER,
     FORWARD,
-    GONE,
     HEAP,
     HELD,
+    HELD_BEHIND,
     IN,
     LAST,
     LEAVING,
@@ -40,13 +39,11 @@ from .progress import (
     NODE,
     OUT,
     PROMISED,
-    READY_B,
-    READY_F,
+    READY,
     RESIDENT,
     SPARE,
     TOP,
     TURN,
-    WEIGHT,
     WOKEN,
     Run,
     admits,
@@ -57,6 +54,7 @@ from .progress import (
     needed_soon,
     oldest_of,
     rank_of,
+    start,
     start_backward,
     start_forward,
     wake,
@@ -77,25 +75,25 @@ def _compute(r: Run, d: int, now: int, forced: bool) -> None:
     for chunk in range(chunks):
         s = r.stages[r.device[FIRST, d] + chunk]
         j = r.begun[W, s]
-        pending += r.stage[ENDED_B, s] - j
-        if j < r.stage[ENDED_B, s] and (j + 1) * chunks - chunk < weight_rank:
+        pending += r.ended[B, s] - j
+        if j < r.ended[B, s] and (j + 1) * chunks - chunk < weight_rank:
             weight, weight_rank = s, (j + 1) * chunks - chunk
         j = r.begun[B, s]
-        if j < m and r.micro[READY_B, s, j] < FOREVER:
+        if j < m and r.micro[READY + B, s, j] < FOREVER:
             held, rank = r.micro[HELD, s, j], b_rank_of(r, s, chunk, chunks, j)
-            if r.micro[READY_B, s, j] > now:
-                comes = min(comes, r.micro[READY_B, s, j])
+            if r.micro[READY + B, s, j] > now:
+                comes = min(comes, r.micro[READY + B, s, j])
             elif held == COMING:
                 comes = min(comes, r.running[IN, d, 3])
             elif held in (RESIDENT, BACK) and rank < backward_rank:
                 backward, backward_rank = s, rank
         j = r.begun[F, s]
-        if j < m and r.micro[READY_F, s, j] < FOREVER:
+        if j < m and r.micro[READY + F, s, j] < FOREVER:
             rank = rank_of(r, chunk, chunks, j)
-            if r.micro[READY_F, s, j] > now or rank < forward_rank:
+            if r.micro[READY + F, s, j] > now or rank < forward_rank:
                 admitted = admits(r, s, j, forced)
-                if admitted and r.micro[READY_F, s, j] > now:
-                    comes = min(comes, r.micro[READY_F, s, j])
+                if admitted and r.micro[READY + F, s, j] > now:
+                    comes = min(comes, r.micro[READY + F, s, j])
                 elif admitted:
                     forward, forward_rank, reserve = s, rank, admitted == 2
     turn = backward < 0 or r.prefer == 2 or (r.prefer == 1 and r.device[LAST, d] == B)
@@ -108,9 +106,7 @@ def _compute(r: Run, d: int, now: int, forced: bool) -> None:
     if weight >= 0:
         duration = r.duration[W, weight, r.begun[W, weight]]
         if forced or comes >= now + duration - duration * r.tolerance // 1000:
-            begin(r, COMPUTE, W, weight, r.begun[W, weight], now)
-            return
-    return
+            start(r, W, weight, now)
 
 
 @step
@@ -119,14 +115,10 @@ def _when(r: Run, kind: int, s: int, now: int) -> int:
     j = r.begun[kind, s]
     if j == r.micro.shape[2]:
         return FOREVER
-    if kind == W:
-        return now if j < r.stage[ENDED_B, s] else FOREVER
-    if kind == F:
-        return int(r.micro[READY_F, s, j])
-    held, ready = r.micro[HELD, s, j], int(r.micro[READY_B, s, j])
-    if held == COMING:
-        return max(ready, int(r.running[IN, r.stage[DEVICE, s], 3]))
-    return ready if held in (RESIDENT, BACK) else FOREVER
+    held, ready = r.micro[HELD, s, j], int(r.micro[READY + kind, s, j])
+    if INPUTS[kind] < 0 or held in (RESIDENT, BACK):
+        return ready
+    return max(ready, int(r.running[IN, r.stage[DEVICE, s], 3])) if held == COMING else FOREVER
 
 
 @step
@@ -145,7 +137,7 @@ def _follow(r: Run, d: int, now: int, forced: bool) -> None:
         if j < m and not forced:
             latest = min(latest, r.due[B, s, j] + r.window)
         j = r.begun[F, s]
-        if j < m and not forced and r.micro[READY_F, s, j] > now:
+        if j < m and not forced and r.micro[READY + F, s, j] > now:
             latest = min(latest, r.due[F, s, j] + r.window)
     best, op, reserve, first = -1, F, False, FOREVER
     for kind in (B, F, W):
@@ -173,7 +165,7 @@ def _follow(r: Run, d: int, now: int, forced: bool) -> None:
     elif op == B:
         start_backward(r, best, now)
     else:
-        begin(r, COMPUTE, W, best, r.begun[W, best], now)
+        start(r, W, best, now)
 
 
 @step
@@ -232,7 +224,7 @@ def _short(r: Run, d: int, now: int, forced: bool) -> bool:
         s = r.stages[at]
         j, k = r.begun[F, s], r.begun[B, s]
         if forced:
-            if j < m and r.micro[READY_F, s, j] <= now and r.micro[ACT, s, j] > room:
+            if j < m and r.micro[READY + F, s, j] <= now and r.micro[ACT, s, j] > room:
                 return True
             if k < m and r.micro[HELD, s, k] == AWAY and r.micro[MOVED, s, k] > room:
                 return True
@@ -325,24 +317,11 @@ def _finish(r: Run, engine: int, d: int) -> None:
     kind, s, j = r.running[engine, d, 0], r.running[engine, d, 1], r.running[engine, d, 2]
     r.running[engine, d, 0] = -1
     promised = r.micro[PROMISED, s, j]
-    held = r.micro[HELD, s, j]
-    release = 0
-    if kind == F:
-        held = RESIDENT
-    elif kind == B:
-        held, release = GONE, r.micro[ACT, s, j] - r.micro[WEIGHT, s, j]
-        r.stage[ENDED_B, s] += 1
-    elif kind == W:
-        release = r.micro[WEIGHT, s, j]
-        r.stage[ENDED_W, s] += 1
-    elif kind == O:
-        held, release = AWAY, r.micro[MOVED, s, j]
-    else:
-        held = BACK
-        if promised == 1:
-            r.host[1, r.device[NODE, d]] -= r.micro[MOVED, s, j]
-    become(r, s, j, held, promised)
-    r.device[LEVEL, d] -= release
+    r.ended[kind, s] += 1
+    become(r, s, j, HELD_BEHIND[kind], promised)
+    r.device[LEVEL, d] -= r.released[kind, s, j]
+    if kind == R and promised == 1:
+        r.host[1, r.device[NODE, d]] -= r.micro[MOVED, s, j]
     if engine == COMPUTE:
         return
     link = r.device[LINK_O + engine - OUT, d]
@@ -396,5 +375,5 @@ def play(r: Run, stop: int) -> bool:
                 _finish(r, code // p, code % p)
     done = 0
     for s in range(r.stage.shape[1]):
-        done += r.stage[ENDED_W, s]
+        done += r.ended[W, s]
     return bool(done == r.stage.shape[1] * r.micro.shape[2])

@@ -10,23 +10,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...codes import B, F
+from ...codes import B, F, W
 from ...compiled import packed, push, step
+from ...ops import MESSAGES, OWN
 
 FOREVER = 2**62
 
 # Rows of `Run.stage`.
-DEVICE, MOVES, SPARE, AHEAD, TOP, BOTTOM, ENDED_B, ENDED_W, STAGE_ROWS = range(9)
+DEVICE, MOVES, SPARE, AHEAD, TOP, BOTTOM, STAGE_ROWS = range(7)
 # Rows of `Run.device`.
 FIRST, COUNT, CAPACITY, NEED, LINK_O, LINK_R, NODE, DEPTH, LEVEL, FLOOR, LAST, AWAKE, LOGGED = (
     range(13)
 )
 WOKEN = 13  # the devices that are awake, in order; `AWAKE_NOW` is their number
 DEVICE_ROWS = 14
-# Layers of `Run.micro`.
-HELD, PROMISED, READY_F, READY_B, BELOW, ACT, WEIGHT, MOVED, MICRO_ROWS = range(9)
+# Layers of `Run.micro`; from READY on of F, B and W: when what they wait for has arrived, copies aside.
+HELD, PROMISED, BELOW, ACT, MOVED, READY = range(6)
+MICRO_ROWS = READY + W + 1
 # Where the activation of (stage, microbatch) is.
 ABSENT, FORWARD, RESIDENT, LEAVING, AWAY, COMING, BACK, BACKWARD, GONE = range(9)
+# Where it is once an op of each kind has ended.
+HELD_BEHIND = (RESIDENT, GONE, GONE, GONE, RESIDENT, AWAY, BACK)
 # Columns of the log.
 KIND, STAGE, MICROBATCH, START, END, SERIAL, LOG_COLUMNS = range(7)
 # Entries of `Run.state`.
@@ -43,7 +47,9 @@ class Run(NamedTuple):
     device: np.ndarray  # (DEVICE_ROWS, p)
     stages: np.ndarray  # (S,) device by device, in model order
     duration: np.ndarray  # (kinds, S, m) durations
+    released: np.ndarray  # (kinds, S, m) bytes, at the end
     begun: np.ndarray  # (kinds, S) how many have started
+    ended: np.ndarray  # (kinds, S) and how many have ended
     micro: np.ndarray  # (MICRO_ROWS, S, m)
     running: np.ndarray  # (3, p, 4) per engine: kind (-1: free), stage, microbatch, end
     host: np.ndarray  # (2, nodes) pinned bytes that may be reserved, and those that are reserved
@@ -91,7 +97,7 @@ def become(r: Run, s: int, j: int, held: int, promised: int) -> None:
 @step
 def oldest_of(r: Run, d: int) -> int:
     """Return the oldest microbatch whose B's device d has not finished."""
-    return int(r.stage[ENDED_B, r.stages[r.device[FIRST, d]]])
+    return int(r.ended[B, r.stages[r.device[FIRST, d]]])
 
 
 @step
@@ -207,6 +213,22 @@ def send(r: Run, s: int, other: int, end: int) -> int:
 
 
 @step
+def start(r: Run, kind: int, s: int, now: int) -> None:
+    """Start the next compute op of a kind at stage s, and note when its result arrives at those that wait for it."""
+    j, stages = r.begun[kind, s], r.stage.shape[1]
+    end, reader = begin(r, COMPUTE, kind, s, j, now), s - MESSAGES[kind]
+    if reader != s and 0 <= reader < stages:
+        r.micro[READY + kind, reader, j] = send(r, s, reader, end)
+    for then in range(B, W + 1):
+        source = s + MESSAGES[then]
+        if OWN[then] == kind and source in (
+            s,
+            stages,
+        ):  # others wait for a message, which comes later
+            r.micro[READY + then, s, j] = end
+
+
+@step
 def start_forward(r: Run, s: int, now: int, reserve: bool) -> None:
     j = r.begun[F, s]
     d = r.stage[DEVICE, s]
@@ -217,11 +239,7 @@ def start_forward(r: Run, s: int, now: int, reserve: bool) -> None:
     become(r, s, j, FORWARD, 1 if reserve else 0)
     r.micro[BELOW, s, j] = r.stage[TOP, s]
     r.stage[TOP, s] = j
-    end = begin(r, COMPUTE, F, s, j, now)
-    if s + 1 < r.stage.shape[1]:
-        r.micro[READY_F, s + 1, j] = send(r, s, s + 1, end)
-    else:
-        r.micro[READY_B, s, j] = end
+    start(r, F, s, now)
 
 
 @step
@@ -232,9 +250,7 @@ def start_backward(r: Run, s: int, now: int) -> None:
     if r.micro[HELD, s, j] == RESIDENT and r.micro[PROMISED, s, j] == 1:
         r.host[1, r.device[NODE, d]] -= r.micro[MOVED, s, j]  # it was never offloaded
     become(r, s, j, BACKWARD, 0)
-    end = begin(r, COMPUTE, B, s, j, now)
-    if s > 0:
-        r.micro[READY_B, s - 1, j] = send(r, s, s - 1, end)
+    start(r, B, s, now)
 
 
 @step

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...errors import NoSolution
-from ...ops import COMPUTE, TRANSFERS, O, Op, OpKind, R
+from ...ops import COMPUTE, TRANSFERS, B, F, O, Op, OpKind, R
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...sim.host_links import link_keys
@@ -246,17 +246,16 @@ class Problem:
         profile = self.profile
         stage, device = self.stage.copy(), self.device.copy()
         reload_ns = self.costs.durations_ns[R].max(axis=1)
-        step_ns = max(1, int(profile.durations_ns[OpKind.B].mean()) + profile.t_comm_ns)
+        step_ns = max(1, int(profile.durations_ns[B].mean()) + profile.t_comm_ns)
         stage[progress.AHEAD] = np.maximum(1, -(-reload_ns * setting.ahead // (1000 * step_ns)))
         if setting.depth:
             device[progress.DEPTH] = np.maximum(1, -(-self.in_flight * setting.depth // 10**6))
         else:
             device[progress.DEPTH] = UNBOUNDED
         micro = np.zeros((progress.MICRO_ROWS, count, m), np.int64)
-        micro[progress.READY_F] = micro[progress.READY_B] = progress.FOREVER
-        micro[progress.READY_F, 0] = 0
+        micro[progress.READY :] = progress.FOREVER
+        micro[progress.READY + F, 0] = 0
         micro[progress.ACT], micro[progress.MOVED] = self.costs.act, self.costs.moved
-        micro[progress.WEIGHT] = self.costs.weight
         device[progress.AWAKE], device[progress.WOKEN] = 1, np.arange(p)
         chunks = int(device[progress.COUNT].max())
         run = progress.Run(
@@ -264,6 +263,8 @@ class Problem:
             device,
             self.stages,
             self.costs.durations_ns,
+            self.costs.released,
+            np.zeros((len(OpKind), count), np.int64),
             np.zeros((len(OpKind), count), np.int64),
             micro,
             np.full((3, p, 4), -1, np.int64),

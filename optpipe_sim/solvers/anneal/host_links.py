@@ -17,6 +17,7 @@ import numpy as np
 
 from ...codes import O, R
 from ...compiled import packed, step
+from ...ops import INPUTS
 from ...profile import CostProfile
 from ...sim.host_links import link_keys
 from .times import NEVER, duration
@@ -162,16 +163,35 @@ def find_next(link, costs, links):
 
 
 @step
+def _input_of(code, costs):
+    """Return the op that a transfer waits for."""
+    return code & ((1 << costs.high) - 1) | INPUTS[code >> costs.high] << costs.high
+
+
+@step
+def come_to_links(d, costs, links, t):
+    """Let the heads of the queues of a device join their links, from when on they may start: what they wait for has
+    ended, and an R has been granted memory."""
+    for queue in range(2 * d, 2 * d + 2):
+        code = links.head[queue]
+        own = 2 * d + ((code >> costs.high) - O)
+        if code < 0 or links.came[own] != NEVER:
+            continue
+        came = t.end[_input_of(code, costs)]
+        if came >= 0 and (code >> costs.high != R or t.ready[code] >= 0):
+            links.came[own] = max(links.turn[queue], came, t.ready[code])
+            links.due[links.link_of[own]] = -1
+
+
+@step
 def serve(plan, link, now, costs, links, t):
     """Serve the transfer that a link has picked; returns the depth of the stack of devices that can
     continue."""
-    mask, outs, backs = (1 << costs.high) - 1, O << costs.high, R << costs.high
     queue = engine_of(links.pick[link], costs)
     d = queue >> 1
     code = links.head[queue]
     # 1. its cause, and when it ends
-    unit = code & mask
-    source = unit if code < backs else unit | outs
+    source = _input_of(code, costs)
     if now > max(t.end[source], t.ready[code]):
         t.cause[code] = links.last[link] if links.free[link] == now else links.engine_op[queue]
     elif t.end[source] > t.ready[code]:
@@ -189,25 +209,14 @@ def serve(plan, link, now, costs, links, t):
     links.where[queue] = slot
     if slot < plan.length[d]:
         links.head[queue] = plan.prog[d, slot]
-    for other in range(2 * d, 2 * d + 2):
-        op = links.head[other]
-        own = 2 * d + ((op >> costs.high) - O)
-        if op < 0 or links.came[own] != NEVER:
-            continue
-        came = t.end[op & mask]
-        if op >= backs:
-            came = -1 if t.ready[op] < 0 else t.end[op & mask | outs]
-            if came >= 0:
-                came = max(came, t.ready[op])
-        if came >= 0:
-            links.came[own] = max(links.turn[other], came)
-            links.due[links.link_of[own]] = -1
+    come_to_links(d, costs, links, t)
     # 3. memory for the ops that wait for it
-    if code < backs:
+    releases = code >> costs.high == O
+    if releases:
         links.moved[d, links.moved_tail[d]] = code
         links.moved_tail[d] += 1
     asks = links.waits[d] == MEMORY or links.asked_head[d] < links.asked_tail[d]
-    if links.waits[d] == code or (code < backs and asks):
+    if links.waits[d] == code or (releases and asks):
         links.waits[d] = -1
         links.stack[0] = d
         return 1

@@ -10,9 +10,10 @@ See `plans` for the encoding of programs, and `host_links` for links and for key
 
 from __future__ import annotations
 
-from ...codes import B, F, O, R
+from ...codes import B, O, R
 from ...compiled import compiled, step
-from .host_links import MEMORY, after, engine_of, find_next, next_transfer, serve
+from ...ops import INPUTS, OWN
+from .host_links import MEMORY, after, come_to_links, engine_of, find_next, next_transfer, serve
 from .times import NEVER, column, duration
 from .waits import neighbours
 
@@ -111,28 +112,29 @@ def _run_device(plan, d, now, depth, total, soonest_late, costs, links, t):
         (depth of the stack of devices that can continue, sum of ends, earliest time of the next
         late grant, whether the programs may still be feasible).
     """
-    mask, backs = (1 << costs.high) - 1, R << costs.high
+    mask, high = (1 << costs.high) - 1, costs.high
     while True:
         soonest_late = _grant_reloads(plan, d, now, soonest_late, costs, links, t)
         if links.at[d] == plan.length[d]:
             return depth, total, soonest_late, True
         code = plan.prog[d, links.at[d]]
-        kind, unit = code >> costs.high, code & mask
+        kind, unit = code >> high, code & mask
+        stage, how = unit >> costs.low, column(unit, plan, costs)
         if kind == O:
             links.at[d] += 1
             continue
         if kind == R:
-            if t.end[unit | B << costs.high] >= 0:
+            if t.end[unit | B << high] >= 0:
                 return depth, total, soonest_late, False
             _ask(code, d, links, t)
             continue
         # 1. what the op waits for
         time, why = links.free_at[d], links.anchor_op[d]
-        if kind == F:
+        if costs.asks[kind, stage, how]:
             links.waits[d] = MEMORY
             if links.asked_head[d] < links.asked_tail[d]:
                 return depth, total, soonest_late, True
-        if (kind == B and t.end[unit] < 0) or (kind > B and t.end[unit | B << costs.high] < 0):
+        if OWN[kind] >= 0 and t.end[unit | OWN[kind] << high] < 0:
             return depth, total, soonest_late, False
         source, _, _, _ = neighbours(code, kind, costs)
         if source >= 0:
@@ -141,32 +143,29 @@ def _run_device(plan, d, now, depth, total, soonest_late, costs, links, t):
                 return depth, total, soonest_late, True
             if t.ready[source] > time:
                 time, why = t.ready[source], source
-        if kind == F:
-            time, why, fits = _grant_forward(code, d, time, why, plan, costs, links, t)
-            if not fits:
-                return depth, total, soonest_late, True
-        elif kind == B:
-            reload = unit | backs
+        if INPUTS[kind] >= 0:
+            reload = unit | INPUTS[kind] << high
             if t.end[reload] == RELOADED:
                 links.waits[d] = reload
                 return depth, total, soonest_late, True
             if t.end[reload] > time:
                 time, why = t.end[reload], reload
+        if costs.asks[kind, stage, how]:
+            size = costs.takes[kind, stage, how]
+            time, why, fits = _grant_compute(d, size, time, why, plan, costs, links, t)
+            if not fits:
+                return depth, total, soonest_late, True
         # 2. when it ends, and what it releases then
         finish = after(time, duration(code, plan, costs, t), links.shift)
-        if kind == F:
-            queue = 2 * d
-            if links.head[queue] == unit | O << costs.high:
-                links.came[queue] = max(links.turn[queue], finish)
-                links.due[links.link_of[queue]] = -1
-        else:
-            links.level[d] -= _released(code, plan, costs)
+        if costs.gives[kind, stage, how] > 0:
+            links.level[d] -= costs.gives[kind, stage, how]
             links.ended[d, links.ended_tail[d]] = code
             links.ended_tail[d] += 1
         if links.begun[d] < 0:
             links.begun[d] = time
         links.anchor[d], links.anchor_op[d], links.free_at[d] = time, code, finish
         t.end[code], t.cause[code] = finish, why
+        come_to_links(d, costs, links, t)
         total += finish >> links.shift
         links.at[d] += 1
         # 3. its message, and the device that waits for it
@@ -188,7 +187,7 @@ def _ask(code, d, links, t):
 def _grant_reloads(plan, d, now, soonest_late, costs, links, t):
     """Grant memory to the waiting reloads of a device, in their order; returns the earliest time of
     the next late grant."""
-    mask, back_queue = (1 << costs.high) - 1, engine_of(2 * d + 1, costs)
+    mask = (1 << costs.high) - 1
     while links.asked_head[d] < links.asked_tail[d]:
         head = links.asked_head[d]
         code = links.asked[d, head]
@@ -214,10 +213,7 @@ def _grant_reloads(plan, d, now, soonest_late, costs, links, t):
         links.granted[d], links.granted_op[d] = time, why
         t.ready[code], t.cause[code] = time, why
         links.asked_head[d] += 1
-        source = t.end[code & mask | O << costs.high]
-        if links.head[back_queue] == code and source >= 0:
-            links.came[2 * d + 1] = max(links.turn[back_queue], max(source, time))
-            links.due[links.link_of[2 * d + 1]] = -1
+        come_to_links(d, costs, links, t)
     return soonest_late
 
 
@@ -265,10 +261,8 @@ def _sure_until(d, now, plan, costs, links, t):
 
 
 @step
-def _grant_forward(code, d, time, why, plan, costs, links, t):
-    """Grant memory to an F that could begin at `time`; returns (time, cause, whether it fits)."""
-    unit = code & ((1 << costs.high) - 1)
-    size = costs.takes[F, unit >> costs.low, column(unit, plan, costs)]
+def _grant_compute(d, size, time, why, plan, costs, links, t):
+    """Grant memory to a compute op that could begin at `time`; returns (time, cause, whether it fits)."""
     if links.granted[d] > time:
         time, why = links.granted[d], links.granted_op[d]
     while links.level[d] + size > 0 and links.moved_head[d] < links.moved_tail[d]:

@@ -3,7 +3,7 @@ the order of the O's before them."""
 
 from __future__ import annotations
 
-from ...codes import B, C, F, O, R, W
+from ...codes import KINDS, B, O, R
 from ...compiled import part
 from .times import (
     FREE,
@@ -146,7 +146,7 @@ def _mark_wide(plan, d, after, costs, t):
 def _mark_unit(plan, unit, costs, t):
     """Mark the ops of a unit, and those that depend on how much its O releases."""
     high, d = costs.high, costs.place[unit >> costs.low]
-    for kind in (F, O, R, C, B, W):
+    for kind in range(KINDS):
         invalidate(unit | kind << high, d, -1, t)
     if costs.pairs is not None:
         invalidate(leader(unit | B << high, plan, costs, t), d, -1, t)

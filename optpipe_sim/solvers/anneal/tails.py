@@ -8,7 +8,7 @@ behind which something has changed, from the end to the beginning.
 
 from __future__ import annotations
 
-from ...codes import KINDS, B, C, F, O, R, W
+from ...codes import KINDS, B, F, O, R
 from ...compiled import part
 from ...ops import INPUTS
 from .times import (
@@ -70,7 +70,7 @@ def mark_tails(plan, saved, costs, t):
         if plan.mode[t.touched[which, 0]] == t.touched[which, 1]:
             continue
         d = costs.place[unit >> costs.low]
-        for kind in (F, O, R, C, B, W):
+        for kind in range(KINDS):
             code = unit | kind << costs.high
             if t.slot[code] >= 0:
                 _forget(code, d, plan, t)
