@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..execution import IDEAL
+from ..ops import O, OpKind, R
 from ..profile import CostProfile
 from ..stage_cost import StageCost
 from . import slices
@@ -33,11 +34,10 @@ from .relief import (
     Step,
     backwards,
     by_price,
-    copy_ns,
     copy_rate,
-    kept_bytes,
     most_saved,
     steps,
+    ways,
 )
 
 
@@ -484,30 +484,24 @@ def _held_byte_ns(cost: StageCost, wait_ns: int) -> int:
 
 def _saved_byte_ns(cost: StageCost, wait_ns: int) -> int:
     """Return the most byte-ns that offloading one microbatch can save."""
-    copies = min(
-        copy_ns(cost, cost.t_offload_ns, keep) + copy_ns(cost, cost.t_reload_ns, keep)
-        for keep in kept_bytes(cost)
-    )
+    copies = min(out[0] + back[0] for out, back in zip(ways(cost, O), ways(cost, R), strict=True))
     return cost.offloadable * max(0, wait_ns - cost.t_f_ns - copies)
 
 
 def _engine_ns(profile: CostProfile, stages: Sequence[int]) -> list[list[int]]:
     """Return, per copy engine of a device, the least time that the copies of each stage occupy it."""
     costs = [profile.stages[s] for s in stages]
-    out = [_whole_copy_ns(cost, cost.t_offload_ns) for cost in costs]
-    back = [_whole_copy_ns(cost, cost.t_reload_ns) for cost in costs]
+    out, back = ([_whole_copy_ns(cost, kind) for cost in costs] for kind in (O, R))
     if profile.shares_copy_engine:
         return [[one + other for one, other in zip(out, back, strict=True)]]
     return [out, back]
 
 
-def _whole_copy_ns(cost: StageCost, time_ns: int | None) -> int:
+def _whole_copy_ns(cost: StageCost, kind: OpKind) -> int:
     """Return the time to copy everything that can be moved, at the rate of the fastest level (times of
     copies are rounded)."""
-    rate = copy_rate(cost, time_ns)
-    if not rate:
-        return (time_ns or 0) if rate is not None else 0
-    return int(cost.offloadable / rate)
+    rate = copy_rate(cost, kind)
+    return int(cost.offloadable / rate) if rate else 0
 
 
 def _least_window(

@@ -11,6 +11,7 @@ from fractions import Fraction
 from math import ceil
 from typing import NamedTuple
 
+from ..ops import O
 from ..profile import CostProfile
 from ..stage_cost import StageCost
 from .chains import Drain, back_ns, knapsack, least_drains
@@ -50,7 +51,7 @@ def relief_of_one(
     cost = profile.stages[s]
     if not cost.recompute:
         return list(waits)
-    rate = copy_rate(cost, cost.t_offload_ns) if profile.offload else Fraction(0)
+    rate = copy_rate(cost, O) if profile.offload else Fraction(0)
     relief = steps(cost)
     lost: list[int] = []
     for n, wait in enumerate(waits, 1):
@@ -84,7 +85,7 @@ def wait_of_many(
             for cost in costs
         ]
         moved = knapsack(moves, copying)
-        rate = copy_rate(costs[0], costs[0].t_offload_ns)
+        rate = copy_rate(costs[0], O)
     forwards = [item for cost in costs for item in _forwards(cost, microbatches)]
     most = knapsack(forwards, capacity + moved)
     if rate is not None and all(_alike(cost, costs[0]) for cost in costs):

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from ..op_table import in_proportion
+from ..op_table import KEEP, inside, make_table
+from ..ops import BW, B, OpKind
 from ..stage_cost import StageCost
 
 
@@ -93,21 +95,21 @@ def kept_bytes(cost: StageCost) -> list[int]:
     return [cost.act_bytes, *(level.keep_bytes for level in cost.recompute)]
 
 
-def copy_ns(cost: StageCost, time_ns: int | None, keep_bytes: int) -> int:
-    """Return the duration of a copy of an activation of which the given bytes are kept; `time_ns`: kept whole."""
-    return in_proportion(time_ns or 0, min(cost.offloadable, keep_bytes), cost.offloadable)
+@lru_cache(maxsize=1024)
+def ways(cost: StageCost, kind: OpKind) -> list[tuple[int, int, int]]:
+    """Return the ns of an op, the bytes that it allocates and those that it releases: of an activation that is kept whole,
+    then recomputed inside the backward at each level."""
+    treatments = [KEEP, *map(inside, range(1, 1 + len(cost.recompute)))]
+    table = make_table((cost,))
+    return list(zip(*(array[kind, 0, treatments].tolist() for array in table[:3]), strict=True))
 
 
-def copy_rate(cost: StageCost, time_ns: int | None) -> Fraction | None:
-    """Return the most bytes per ns that copies move; None if some take no time."""
-    best = Fraction(0)
-    for keep in kept_bytes(cost):
-        moved, duration = min(cost.offloadable, keep), copy_ns(cost, time_ns, keep)
-        if moved and not duration:
-            return None
-        if moved:
-            best = max(best, Fraction(moved, duration))
-    return best
+def copy_rate(cost: StageCost, kind: OpKind) -> Fraction | None:
+    """Return the most bytes per ns that O's or R's move; None if some take no time."""
+    copies = [(more + less, ns) for ns, more, less in ways(cost, kind) if more + less]
+    if not all(ns for _, ns in copies):
+        return None
+    return max((Fraction(*copy) for copy in copies), default=Fraction(0))
 
 
 class Backward(NamedTuple):
@@ -122,13 +124,12 @@ class Backward(NamedTuple):
 
 def backwards(cost: StageCost) -> list[Backward]:
     """Return all ways to run a backward."""
-    act, w = cost.act_bytes, cost.w_bytes
-    ways = [Backward(0, True, 0, act), Backward(0, False, 0, act)]
-    for number, level in enumerate(cost.recompute, 1):
-        keep, work = level.keep_bytes, level.working_bytes(act)
-        ways.append(Backward(number, True, level.t_ns, keep + level.b_working_bytes(act, w)))
-        ways.append(Backward(number, False, level.t_ns, keep + work))
-    return ways
+    found = []
+    for level, keep in enumerate(kept_bytes(cost)):
+        for kind in (B, BW):
+            (whole_ns, _, _), (ns, more, _) = ways(cost, kind)[0], ways(cost, kind)[level]
+            found.append(Backward(level, kind is B, ns - whole_ns, keep + more))
+    return found
 
 
 def backward_bytes(cost: StageCost) -> int:

@@ -34,6 +34,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..codes import B, F
+from ..ops import MESSAGES
 from ..profile import CostProfile
 from ..stage_cost import StageCost
 from .chains import back_ns
@@ -49,24 +51,20 @@ class Windows(NamedTuple):
     """The earliest and the latest starts, in arrays that are narrowed in place.
 
     Attributes:
-        earliest_f, latest_f, earliest_b, latest_b: (stages, m) ns, of the n-th F and backward.
+        earliest, latest: (2, stages, m) ns, of the n-th F and of the n-th backward.
     """
 
-    earliest_f: np.ndarray
-    latest_f: np.ndarray
-    earliest_b: np.ndarray
-    latest_b: np.ndarray
+    earliest: np.ndarray
+    latest: np.ndarray
 
     @property
     def empty(self) -> bool:
-        return bool((self.earliest_f > self.latest_f).any()) or bool(
-            (self.earliest_b > self.latest_b).any()
-        )
+        return bool((self.earliest > self.latest).any())
 
     @property
     def slack_ns(self) -> int:
         """The total width of all windows."""
-        return int((self.latest_f - self.earliest_f + self.latest_b - self.earliest_b).sum())
+        return int((self.latest - self.earliest).sum())
 
     def copy(self) -> Windows:
         return Windows(*(ends.copy() for ends in self))
@@ -85,47 +83,44 @@ class Pipeline:
             one_device(profile, microbatches, d, "flush", limits) for d in range(profile.devices)
         ]
         self.prices = [prices(one) if one.possible else None for one in self.devices]
-        self.forward = np.array([cost.t_f_ns for cost in profile.stages])
-        self.back = np.array([back_ns(cost) for cost in profile.stages])
+        # (2, stages) of F's and of backwards
+        self.duration = np.array([[c.t_f_ns, back_ns(c)] for c in profile.stages], np.int64).T
         self.longest = np.array([_longest_back_ns(cost) for cost in profile.stages])
         self.latency = np.array(profile.messages_ns, np.int64)
-        self.step = max(1, int(min(self.forward.min(), self.back.min())) // FINEST)
+        self.step = max(1, int(self.duration.min()) // FINEST)
         self.searches = 0
 
     def widest(self, goal_ns: int) -> Windows:
         """Return the windows that the devices' own problems give."""
-        shape = (len(self.forward), self.microbatches)
-        windows = Windows(*(np.zeros(shape, np.int64) for _ in range(4)))
+        windows = Windows(*np.zeros((2, *self.duration.shape, self.microbatches), np.int64))
         for one in self.devices:
             rows = list(one.stages)
-            windows.earliest_f[rows], windows.earliest_b[rows] = one.releases, one.backs
-            windows.latest_f[rows] = goal_ns - 1 - one.follows - self.forward[rows, None]
-            windows.latest_b[rows] = goal_ns - 1 - one.tails - self.back[rows, None]
+            windows.earliest[:, rows] = one.earliest
+            windows.latest[:, rows] = goal_ns - 1 - one.later - self.duration[:, rows, None]
         return windows
 
     def hand_on(self, windows: Windows) -> None:
         """Propagate from stage to stage, and from each op to the next of its kind."""
-        order = np.arange(self.microbatches)
+        order, stages = np.arange(self.microbatches), range(len(self.latency) + 1)
         early, late = np.maximum.accumulate, np.minimum.accumulate
-        f, b = self.forward[:, None] * order, self.back[:, None] * order
-        w, stages = windows, len(self.forward)
-        for s in range(stages):
-            if s:
-                least = w.earliest_f[s - 1] + self.forward[s - 1] + self.latency[s - 1]
-                w.earliest_f[s] = np.maximum(w.earliest_f[s], least)
-            w.earliest_f[s] = early(w.earliest_f[s] - f[s]) + f[s]
-            if s:
-                most = w.latest_b[s - 1] - self.latency[s - 1] - self.back[s]
-                w.latest_b[s] = np.minimum(w.latest_b[s], most)
-            w.latest_b[s] = late((w.latest_b[s] - b[s])[::-1])[::-1] + b[s]
-        for s in reversed(range(stages)):
-            if s + 1 < stages:
-                least = w.earliest_b[s + 1] + self.back[s + 1] + self.latency[s]
-                w.earliest_b[s] = np.maximum(w.earliest_b[s], least)
-                most = w.latest_f[s + 1] - self.latency[s] - self.forward[s]
-                w.latest_f[s] = np.minimum(w.latest_f[s], most)
-            w.earliest_b[s] = early(w.earliest_b[s] - b[s]) + b[s]
-            w.latest_f[s] = late((w.latest_f[s] - f[s])[::-1])[::-1] + f[s]
+        for kind in (F, B):
+            earliest, latest, duration = (
+                windows.earliest[kind],
+                windows.latest[kind],
+                self.duration[kind],
+            )
+            step, behind = MESSAGES[kind], duration[:, None] * order
+            for s in stages[::-step]:
+                if s + step in stages:
+                    message = self.latency[min(s, s + step)]
+                    least = earliest[s + step] + duration[s + step] + message
+                    earliest[s] = np.maximum(earliest[s], least)
+                earliest[s] = early(earliest[s] - behind[s]) + behind[s]
+            for s in stages[::step]:
+                if s - step in stages:
+                    most = latest[s - step] - self.latency[min(s, s - step)] - duration[s]
+                    latest[s] = np.minimum(latest[s], most)
+                latest[s] = late((latest[s] - behind[s])[::-1])[::-1] + behind[s]
 
     def narrow(self, goal_ns: int, until: float = float("inf")) -> Windows | None:
         """Return the windows of all schedules that cost less than `goal_ns`; None: there is no such schedule.
@@ -170,7 +165,7 @@ class _Narrowing:
     def changed(self, device: int, before: Windows) -> bool:
         rows = list(self.pipeline.devices[device].stages)
         pairs = zip(self.windows, before, strict=True)
-        return any((now[rows] != then[rows]).any() for now, then in pairs)
+        return any((now[:, rows] != then[:, rows]).any() for now, then in pairs)
 
     def excluded(self, device: int, windows: Windows) -> bool:
         """Whether the device has no schedule below the goal in these windows."""
@@ -184,47 +179,38 @@ class _Narrowing:
 
     def problem(self, one: OneDevice, windows: Windows) -> OneDevice:
         pipe, rows = self.pipeline, list(one.stages)
-        last = self.goal - 1
-        backs = [last - windows.latest_b[s] - pipe.longest[s] for s in rows]
+        left = self.goal - 1 - windows.latest
+        later = left[:, rows] - np.array([pipe.duration[F, rows], pipe.longest[rows]])[..., None]
         for row, s in enumerate(rows):
             if s:  # it ends before the latest start of the next backward, and the P2P latency
-                after = last - windows.latest_b[s - 1] + pipe.latency[s - 1]
-                backs[row] = np.maximum(backs[row], after)
-        return replace(
-            one,
-            releases=windows.earliest_f[rows],
-            backs=windows.earliest_b[rows],
-            follows=np.maximum(
-                one.follows, last - windows.latest_f[rows] - pipe.forward[rows, None]
-            ),
-            tails=np.maximum(one.tails, np.array(backs)),
-        )
+                later[B, row] = np.maximum(later[B, row], left[B, s - 1] + pipe.latency[s - 1])
+        return replace(one, earliest=windows.earliest[:, rows], later=np.maximum(one.later, later))
 
     def shave_all(self, device: int) -> bool:
         """Narrow both ends of every window of a device; return whether any schedule is left."""
         for s in self.pipeline.devices[device].stages:
             for n in range(self.pipeline.microbatches):
-                for back in (False, True):
+                for kind in (F, B):
                     for late in (True, False):
-                        self.shave(device, s, n, back, late)
+                        self.shave(device, s, n, kind, late)
                         if self.windows.empty:
                             return False
         return True
 
-    def shave(self, device: int, s: int, n: int, back: bool, late: bool) -> None:
+    def shave(self, device: int, s: int, n: int, kind: int, late: bool) -> None:
         """Cut off one end of a window, in steps that double while they succeed and then halve."""
         step, grows = self.pipeline.step, True
         while True:
-            earliest, latest = _ends(self.windows, back)
+            earliest, latest = self.windows.earliest[kind], self.windows.latest[kind]
             first, last = int(earliest[s, n]), int(latest[s, n])
             if first > last:
                 return
             trial = self.windows.copy()
             # what is to be excluded: that it starts in the last (or first) `step` of the window
             if late:
-                _raise(_ends(trial, back)[0], s, n, max(first, last - step + 1))
+                _raise(trial.earliest[kind], s, n, max(first, last - step + 1))
             else:
-                _lower(_ends(trial, back)[1], s, n, min(last, first + step - 1))
+                _lower(trial.latest[kind], s, n, min(last, first + step - 1))
             if self.excluded(device, trial):
                 if late:
                     _lower(latest, s, n, last - step)
@@ -244,12 +230,6 @@ def _longest_back_ns(cost: StageCost) -> int:
         return max(cost.t_b_ns, cost.fused_ns) + max(level.t_ns for level in cost.recompute)
     fuses = cost.fused_ns < cost.t_b_ns + cost.t_w_ns
     return max(cost.t_b_ns, cost.fused_ns) if fuses else cost.t_b_ns
-
-
-def _ends(windows: Windows, back: bool) -> tuple[np.ndarray, np.ndarray]:
-    if back:
-        return windows.earliest_b, windows.latest_b
-    return windows.earliest_f, windows.latest_f
 
 
 def _raise(earliest: np.ndarray, s: int, n: int, least: int) -> None:

@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from ..op_costs import op_costs
-from ..ops import COMPUTE, TRANSFERS, F, O, Op, R, SliceOp
+from ..ops import COMPUTE, TRANSFERS, F, O, Op, R, SliceOp, dependencies
 from ..profile import CostProfile
 from ..schedule import Schedule, validate
 from ..trace import Trace
@@ -205,10 +205,7 @@ def _reorder(
         pairs += [(last[what], here) for what in follows if what in last]
         if op.kind is R and "compute" in last:
             pairs.append((last["compute"], here))
-        for kind in (F, O) if op.kind in TRANSFERS else (R,):
-            needed = at.get((kind, *op[1:]))
-            if needed is not None and op.kind is not F:
-                pairs.append((needed, here))
+        pairs += [(at[needed], here) for needed in dependencies(op) if needed in at]
         last.update(dict.fromkeys(follows, here))
         at[op] = here
     for before, behind in pairs:

@@ -27,6 +27,7 @@ from optpipe_sim.bounds.device.problem import one_device
 from optpipe_sim.bounds.linear import Linear
 from optpipe_sim.bounds.lp import early_order, orders, usual_order
 from optpipe_sim.bounds.phases import DeviceRows
+from optpipe_sim.ops import F
 from optpipe_sim.profile import Offload
 from optpipe_sim.schedules.adaoffload.runs import Problem as Greedy
 from optpipe_sim.solvers.anneal.annealer import search
@@ -296,10 +297,10 @@ def test_what_later_devices_still_have_to_run_after_a_forward() -> None:
     run, and the W's but three; then the last B is 3 messages, 3 B's and a W from the end."""
     first, *_, last = devices_of(uniform(4, 200, 16), 8)
     left = np.arange(8, 0, -1)
-    assert (first.follows[0] == 23 + 21 * left + 9 * np.maximum(0, left - 3) + 45).all()
+    assert (first.later[F, 0] == 23 + 21 * left + 9 * np.maximum(0, left - 3) + 45).all()
     # nothing comes after the last device: its own backward and the chain below
-    assert last.follows[0, -1] == 11 + 45
-    assert (devices_of(uniform(4, 200, 16), 8, "span")[0].follows[0] == 3 * 21 + 6 + 11).all()
+    assert last.later[F, 0, -1] == 11 + 45
+    assert (devices_of(uniform(4, 200, 16), 8, "span")[0].later[F, 0] == 3 * 21 + 6 + 11).all()
 
 
 def test_without_a_limit_there_is_nothing_to_search() -> None:
@@ -318,4 +319,4 @@ def test_bounds_of_large_problems_are_quick() -> None:
     profile = uniform(16, 400, 16)
     device = one_device(profile, 64, 15, "flush", profile.memory_limit or ())
     assert device_bound(device, goal_ns=NEVER) == (lower_bound(profile, 64).ns, True)
-    assert np.array_equal(device.releases[0], 15 * 11 + 10 * np.arange(64))
+    assert np.array_equal(device.earliest[F, 0], 15 * 11 + 10 * np.arange(64))

@@ -57,10 +57,9 @@ def assert_inside(trace: Trace, windows: Windows) -> None:
             starts[kind, op.stage].append(start)
     for (kind, stage), times in starts.items():
         times.sort()
-        earliest = windows.earliest_f if kind is F else windows.earliest_b
-        latest = windows.latest_f if kind is F else windows.latest_b
-        assert (earliest[stage] <= times).all(), (kind, stage, times, earliest[stage])
-        assert (times <= latest[stage]).all(), (kind, stage, times, latest[stage])
+        earliest, latest = windows.earliest[kind, stage], windows.latest[kind, stage]
+        assert (earliest <= times).all(), (kind, stage, times, earliest)
+        assert (times <= latest).all(), (kind, stage, times, latest)
 
 
 @given(profiles(max_chunks=2), st.data(), st.integers(1, 3))
@@ -143,4 +142,4 @@ def test_windows_shrink_with_the_goal_and_with_time() -> None:
     hurried = pipe.narrow(304, until=time.monotonic())
     assert hurried is not None  # valid, but wide
     assert slack[0] < hurried.slack_ns <= pipe.widest(304).slack_ns
-    assert np.array_equal(hurried.earliest_f[0], 10 * np.arange(8))
+    assert np.array_equal(hurried.earliest[F, 0], 10 * np.arange(8))

@@ -85,8 +85,8 @@ def search(case: Case, room: Room) -> tuple[int, int, int]:
     nodes, keys, starts = room.nodes, room.keys, room.starts
     last, goal = len(keys) - 1, case.goal
     child = nodes[last]
-    begin(nodes[0], case.releases[0, 0])
-    keys[0] = case.releases[0, 0]
+    begin(nodes[0], case.earliest[0, 0, 0])
+    keys[0] = case.earliest[0, 0, 0]
     room.depth[0], room.dead[0], room.following[0], room.heap[0] = 0, False, NONE, 0
     made, size, best = 1, 1, keys[0]
     while size > 0:

@@ -37,16 +37,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...op_table import inside
-from ...ops import BW, B, F, O, R, W
+from ...op_table import KEEP, apart, inside
+from ...ops import BW, B, C, F, O, OpKind, R, W
 from .best_first import FULL, make_room, search
 from .layered import make_layers, search_layers
-from .moves import COLUMNS, COUNTS, FA, FR, LAYERS, MOVES, PLACES, Case
+from .moves import COUNTS, LAYERS, MOVES, PLACES, Case
 from .node import FIELDS, NEVER, NONE
 from .problem import OneDevice
 
 ROOM = 300_000  # nodes of a few layers; then more are merged
-KEEP = 6  # ends of F's distinguished per stage and level; more stay on the device only where memory is ample
+ENDS = 6  # ends of F's distinguished per stage and level; more stay on the device only where memory is ample
 
 
 def device_bound(
@@ -105,12 +105,16 @@ def _compiled(problem: OneDevice, prices: np.ndarray | None, goal_ns: int) -> tu
     levels = 1 + max(len(cost.recompute) for cost in problem.costs)
     if prices is None or levels > 1:
         prices = np.zeros((0, stages, 10), np.int64)
-    costs = _costs(problem, levels)
-    held = min(one[FA] - one[FR] for one in costs if one[0] >= 0)
-    keep = min(m, KEEP, problem.capacity // int(held) if held else m)
+    duration, takes, gives = _costs(problem, levels)
+    held = int((takes[:, F] - gives[:, F])[duration[:, F] >= 0].min())
+    keep = min(m, ENDS, problem.capacity // held if held else m)
     drains = [(one.level, one.extra_ns, one.weights_ns) for one in problem.drains]
     case = Case(
-        costs,
+        duration,
+        takes,
+        gives,
+        duration[:, B] - np.repeat(duration[::levels, B], levels),
+        np.array(problem.delay, np.int64),
         stages,
         levels,
         m,
@@ -120,10 +124,8 @@ def _compiled(problem: OneDevice, prices: np.ndarray | None, goal_ns: int) -> tu
         goal_ns,
         problem.last.in_all,
         problem.last.lost,
-        problem.releases,
-        problem.backs,
-        problem.tails,
-        problem.follows,
+        np.ascontiguousarray(problem.earliest),
+        np.ascontiguousarray(problem.later),
         np.array(drains, np.int64),
         problem.after_ns,
         prices,
@@ -133,35 +135,18 @@ def _compiled(problem: OneDevice, prices: np.ndarray | None, goal_ns: int) -> tu
 
 
 def _costs(problem: OneDevice, levels: int) -> np.ndarray:
-    """(stages * levels, COLUMNS), see `moves`."""
-    duration, allocated, released, _ = problem.table
-    rows = np.full((len(problem.costs) * levels, COLUMNS), NONE, np.int64)
+    """Return (3, stages * levels, kinds) the durations of ops, the bytes that they allocate and those that they
+    release; see `moves.Case`."""
+    kinds = np.arange(len(OpKind))
+    found = np.full((3, len(problem.costs), levels, len(kinds)), NONE, np.int64)
     for s, cost in enumerate(problem.costs):
         for level in range(1 + len(cost.recompute)):
-            way = inside(level) if level else 0
-            time, more, less = duration[:, s, way], allocated[:, s, way], released[:, s, way]
-            again = cost.recompute[level - 1].t_ns if level else 0
-            smaller = level and more[BW] < more[B]
-            fuses = cost.fused_ns < cost.t_b_ns + cost.t_w_ns or smaller
-            keep = int(more[F] - less[F])
-            rows[s * levels + level] = (
-                time[F],
-                time[B],
-                time[W],
-                time[BW] if fuses else NONE,
-                again,
-                time[O],
-                time[R],
-                more[F],
-                less[F],
-                more[B],
-                less[B],
-                more[BW],
-                less[BW],
-                cost.act_bytes - keep,
-                more[R] if problem.offloads else 0,
-                cost.w_bytes,
-                problem.delay[s],
-                again,
-            )
-    return rows
+            treatment = np.where(kinds == C, apart(level), inside(level) if level else KEEP)
+            found[:, s, level] = [array[kinds, s, treatment] for array in problem.table[:3]]
+            duration, takes, _ = found[:, s, level]
+            if duration[BW] >= duration[B] + duration[W] and takes[BW] >= takes[B]:
+                duration[BW] = NONE
+            if not problem.offloads or not takes[R]:
+                duration[[O, R]] = NONE
+            duration[W if level else C] = NONE
+    return found.reshape(3, -1, len(kinds))

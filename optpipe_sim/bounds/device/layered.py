@@ -122,8 +122,8 @@ def search_layers(case: Case, layers: Layers, width: int, most: int) -> tuple[in
     last, goal, size = len(keys) - 1, case.goal, len(layers.first)
     child = nodes[last]
     free, best, made, exact, full = layers.after[0], np.int64(goal), 1, True, False
-    begin(nodes[0], case.releases[0, 0])
-    keys[0], dead[0] = case.releases[0, 0], False
+    begin(nodes[0], case.earliest[0, 0, 0])
+    keys[0], dead[0] = case.earliest[0, 0, 0], False
     hashed = hash_counts(nodes[0], case, size)
     layers.following[0], layers.first[hashed] = NONE, 0
     layers.after[0], layers.layer[layer_of(nodes[0], case)] = NONE, 0

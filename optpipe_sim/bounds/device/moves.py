@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...codes import BW, B, C, F, O, R, W
 from ...compiled import packed, step
+from ...ops import MESSAGES
 from .heap import hashed_row
 from .node import (
     COST,
@@ -56,17 +58,28 @@ COUNTS = 3
 # per stage and level: waiting where F left them, on the host, reloaded
 STAY, HOST, BACK = range(3)
 PLACES = 3
-# columns of `costs`, one row per stage and level
-F, B, W, BW, C, O, R, FA, FR, BA, BR, BWA, BWR, CA, MOVED, KEPT, DELAY, AGAIN = range(18)  # noqa: E741
-COLUMNS = 18
 # columns of `prices`: per ns of F, B, W, BW, O, R; then per F to come, per backward to come, per
 # weight gradient pending, per activation on the host
 YF, YB, YW, YBW, YO, YR, PER_F, PER_B, PER_W, PER_HOST = range(10)
 ONE = 1 << 20  # prices are in 1/ONE
-# moves of a level: F; B and BW of the oldest that stayed; B and BW of a reloaded one; C of one that
-# stayed, of a reloaded one; W (level 0 only); R; O of the newest that has ended, of the F that runs
-M_F, M_B, M_BW, M_B_BACK, M_BW_BACK, M_C, M_C_BACK, M_W, M_R, M_O, M_O_NOW = range(11)
-MOVES = 11
+# Moves of a level: the kind of op; where its activation waits before; and which move of a reloaded activation is at
+# least as good. The last one is the O of the F that runs, the one before it that of the newest activation whose F has ended.
+_MOVES = (
+    (F, NONE, NONE),
+    (B, STAY, 3),
+    (BW, STAY, 3),
+    (B, BACK, NONE),
+    (BW, BACK, NONE),
+    (C, STAY, 6),
+    (C, BACK, NONE),
+    (W, NONE, NONE),
+    (R, HOST, NONE),
+    (O, STAY, NONE),
+    (O, STAY, NONE),
+)
+KIND, PLACE, BETTER = zip(*_MOVES, strict=True)
+MOVES = len(_MOVES)
+AT_ONCE = MOVES - 1
 LAYERS = 12  # per stage and microbatch, see `layer_of`
 
 
@@ -74,9 +87,13 @@ LAYERS = 12  # per stage and microbatch, see `layer_of`
 class Case(NamedTuple):
     """One device."""
 
-    # (stages * levels, COLUMNS); F below 0 where a stage does not have a level, BW below 0 where
-    # fusing gains nothing
-    costs: np.ndarray
+    # (stages * levels, kinds): of each op, below 0 where there is none: a stage may not have a level, or
+    # nothing to move; W's are at level 0, C's are not; fusing may gain nothing
+    duration: np.ndarray
+    takes: np.ndarray  # likewise, bytes at its start
+    gives: np.ndarray  # and at its end
+    again: np.ndarray  # (stages * levels,) what recomputing at a level takes at least
+    delay: np.ndarray  # (stages,) from the end of an F to the start of its backward, at least
     stages: int
     levels: int
     microbatches: int
@@ -86,11 +103,9 @@ class Case(NamedTuple):
     goal: int
     idle: int  # `LastForward.in_all`
     lost: int  # `LastForward.lost`
-    releases: np.ndarray  # (stages, m): the earliest start of the n-th F
-    backs: np.ndarray  # likewise of the n-th backward
-    # (stages, m): the least time from the end of the n-th backward to the end of everything
-    tails: np.ndarray
-    follows: np.ndarray  # likewise of the n-th F
+    # (2, stages, m) of the n-th F and of the n-th backward: the earliest start, the least time from its end to that of all
+    earliest: np.ndarray
+    later: np.ndarray
     # (ways, 3) of the last backward: its level, what it recomputes, the W's after it
     drains: np.ndarray
     after: int  # the longest total time of W's after the last backward
@@ -113,13 +128,13 @@ def _ages_of(case, code):
 @step
 def estimate(node, case):
     """Return a lower bound on the cost of every schedule that continues from a node."""
-    m, levels, costs = case.microbatches, case.levels, case.costs
+    m, levels = case.microbatches, case.levels
     work = np.int64(0)
     again = np.int64(0)
     pending = np.int64(0)
     left = np.int64(0)
     for s in range(case.stages):
-        at, cost = FIELDS + s * COUNTS, costs[s * levels]
+        at, cost = FIELDS + s * COUNTS, case.duration[s * levels]
         backs = m - node[at + NB]
         waiting = node[at + NB] - node[at + NW]
         fewest = cost[B] + cost[W]
@@ -131,7 +146,7 @@ def estimate(node, case):
         for level in range(1, levels):
             here = _place_of(case, s * levels + level)
             count = node[here + STAY] + node[here + HOST] + node[here + BACK]
-            again += count * costs[s * levels + level, AGAIN]
+            again += count * case.again[s * levels + level]
     end = node[TC] + work + again
     best = max(end, node[COST])
     if left > 0:
@@ -144,7 +159,7 @@ def estimate(node, case):
                 if node[here + STAY] + node[here + HOST] + node[here + BACK] > 0:
                     extra = 0  # it is counted already
             least = min(least, extra - min(pending, weights))
-        best = max(best, end + least + case.tails[0, m - 1])
+        best = max(best, end + least + case.later[NB, 0, m - 1])
     if node[FIELDS + NF] < m:
         best = max(best, max(end + case.idle, end - again + case.lost))
     for k in range(case.prices.shape[0]):
@@ -174,55 +189,46 @@ def _priced(node, case, k, weights, left):
     least = node[T] + (value + ONE - 1) // ONE
     if left > 0:
         value -= highest * weights
-        least = max(least, node[T] + (value + ONE - 1) // ONE + case.tails[0, m - 1])
+        least = max(least, node[T] + (value + ONE - 1) // ONE + case.later[NB, 0, m - 1])
     return least
+
+
+@step
+def _counted(kind):
+    """Return which count of a stage an F or a backward is in."""
+    return NF if kind == F else NB
 
 
 @step
 def _start(node, move, s, level, case):
     """Return the earliest start of a move of a stage and level, or NONE."""
-    m, code = case.microbatches, s * case.levels + level
+    code, kind, place = s * case.levels + level, KIND[move], PLACE[move]
     at, here = FIELDS + s * COUNTS, _place_of(case, code)
-    cost = case.costs[code]
-    if cost[F] < 0:
-        return np.int64(NONE)  # the stage does not have this level
-    if move == M_F:
-        n = node[at + NF]
-        if n == m or (s > 0 and node[at - COUNTS + NF] <= n):
-            return np.int64(NONE)
-        return fits_at(node, cost[FA], case.capacity, max(node[TC], case.releases[s, n]))
-    if move == M_W:
-        if level > 0 or node[at + NW] >= node[at + NB]:
-            return np.int64(NONE)
-        return np.int64(node[TC])
-    if move <= M_C_BACK:
-        stayed = move in (M_B, M_BW, M_C)
-        if node[here + (STAY if stayed else BACK)] == 0:
-            return np.int64(NONE)
-        when = node[TC]
-        if not stayed and node[here + BACK] == 1 and node[SR] == code:
-            when = max(when, node[TR])
-        if move in (M_C, M_C_BACK):
-            if level == 0:
-                return np.int64(NONE)
-            return fits_at(node, cost[CA], case.capacity, when)
-        fused = move in (M_BW, M_BW_BACK)
-        n = node[at + NB]
-        if n == m or (s + 1 < case.stages and node[at + COUNTS + NB] <= n):
-            return np.int64(NONE)
-        if fused and cost[BW] < 0:
-            return np.int64(NONE)
-        when = max(when, case.backs[s, n])
-        if stayed:
-            when = max(when, node[_ages_of(case, code)] + cost[DELAY])
-        if level == 0:
-            return np.int64(when)
-        return fits_at(node, cost[BWA] if fused else cost[BA], case.capacity, when)
-    if move == M_R:
-        return reload_start(node, code, node[here + HOST], cost[MOVED], case.capacity, case.shared)
-    if cost[MOVED] == 0:
+    if case.duration[code, kind] < 0 or (place >= 0 and node[here + place] == 0):
         return np.int64(NONE)
-    return offload_start(node, 4 * code, node[here + STAY], move == M_O_NOW, case.shared)
+    size, when = case.takes[code, kind], node[TC]
+    # 1. copies
+    if kind == R:
+        return reload_start(node, code, node[here + HOST], size, case.capacity, case.shared)
+    if kind == O:
+        return offload_start(node, 4 * code, node[here + STAY], move == AT_ONCE, case.shared)
+    # 2. the op before it of its activation, on the device
+    if kind == W and node[at + NW] >= node[at + NB]:
+        return np.int64(NONE)
+    if place == BACK and node[here + BACK] == 1 and node[SR] == code:
+        when = max(when, node[TR])
+    if place == STAY and kind != C:
+        when = max(when, node[_ages_of(case, code)] + case.delay[s])
+    # 3. what other stages send, on this device and on others
+    if kind in (F, B, BW):
+        which, other = _counted(kind), s + MESSAGES[kind]
+        n = node[at + which]
+        if n == case.microbatches:
+            return np.int64(NONE)
+        if 0 <= other < case.stages and node[FIELDS + other * COUNTS + which] <= n:
+            return np.int64(NONE)
+        when = max(when, case.earliest[which, s, n])
+    return fits_at(node, size, case.capacity, when)
 
 
 @step
@@ -241,59 +247,50 @@ def _insert(node, stay, ages, keep, age):
 
 
 @step
-def _compute(node, code, when, duration, allocated, released):
-    node[TC], node[KC], node[GC] = when + duration, code, released
-    node[LEVEL] += allocated
-
-
-@step
 def start_move(node, option, when, case):
     """Start a move at a time."""
     code, move = option // MOVES, option % MOVES
+    kind, place = KIND[move], PLACE[move]
     s, keep = code // case.levels, case.keep
-    at, here = FIELDS + s * COUNTS, _place_of(case, code)
-    stay, ages, cost = here + STAY, _ages_of(case, code), case.costs[code]
+    at, here, whole = FIELDS + s * COUNTS, _place_of(case, code), _place_of(case, s * case.levels)
+    stay, ages = here + STAY, _ages_of(case, code)
     runs = forward_outlasts(node, 4 * code, case.shared)
     settle(node, when)
-    if move == M_F:
-        _compute(node, 4 * code, when, cost[F], cost[FA], cost[FR])
-        node[COST] = max(node[COST], node[TC] + case.follows[s, node[at + NF]])
-        _insert(node, stay, ages, keep, node[TC])
-        node[at + NF] += 1
-    elif move == M_W:
-        _compute(node, 4 * code + 2, when, cost[W], 0, cost[KEPT])
-        node[at + NW] += 1
-    elif move in (M_C, M_C_BACK):
-        _compute(node, NONE, when, cost[C], cost[CA], 0)
-        whole = _place_of(case, s * case.levels)
-        if move == M_C_BACK:
-            node[here + BACK] -= 1
-            node[whole + BACK] += 1
-        else:  # as if it were the oldest, and the newest that no longer waits for it
-            first = _ages_of(case, s * case.levels)
-            _insert(node, whole + STAY, first, keep, node[ages])
-            remove(node, stay, ages, keep, min(node[stay], keep) - 1)
-    elif move <= M_BW_BACK:
-        fused = move in (M_BW, M_BW_BACK)
-        if fused:
-            _compute(node, 4 * code + 3, when, cost[BW], cost[BWA], cost[BWR])
-        else:
-            _compute(node, 4 * code + 1, when, cost[B], cost[BA], cost[BR])
-        node[COST] = max(node[COST], node[TC] + case.tails[s, node[at + NB]])
-        node[at + NB] += 1
-        node[at + NW] += 1 if fused else 0
-        if move <= M_BW:
-            remove(node, stay, ages, keep, 0)
-        else:
-            node[here + BACK] -= 1
-    elif move == M_R:
-        node[TR], node[SR] = when + cost[R], code
-        node[LEVEL] += cost[MOVED]
-        node[here + HOST] -= 1
-        node[here + BACK] += 1
+    # 1. its engine, and memory
+    ends, size = when + case.duration[code, kind], case.gives[code, kind]
+    node[LEVEL] += case.takes[code, kind]
+    if kind == R:
+        node[TR], node[SR] = ends, code
+    elif kind == O:
+        node[TO], node[SO], node[GO] = ends, code, size
     else:
-        node[TO], node[SO], node[GO] = when + cost[O], code, cost[MOVED]
-        remove_newest(node, stay, ages, keep, move == M_O and runs)
+        node[TC], node[KC], node[GC] = ends, 4 * code + kind if kind < C else NONE, size
+    # 2. how many have started
+    if kind in (F, B, BW):
+        which = _counted(kind)
+        node[COST] = max(node[COST], ends + case.later[which, s, node[at + which]])
+        node[at + which] += 1
+    if kind in (W, BW):
+        node[at + NW] += 1
+    # 3. where its activation waits, before and from now on
+    first = node[ages]
+    if kind == O:
+        remove_newest(node, stay, ages, keep, move != AT_ONCE and runs)
+    elif (
+        place == STAY
+    ):  # C is taken to be of the oldest, and then of the newest that no longer waits for it
+        remove(node, stay, ages, keep, min(node[stay], keep) - 1 if kind == C else 0)
+    elif place >= 0:
+        node[here + place] -= 1
+    if kind == F:
+        _insert(node, stay, ages, keep, ends)
+    elif kind == C and place == STAY:
+        _insert(node, whole + STAY, _ages_of(case, s * case.levels), keep, first)
+    elif kind == C:
+        node[whole + BACK] += 1
+    elif kind == R:
+        node[here + BACK] += 1
+    elif kind == O:
         node[here + HOST] += 1
     _normalise(node, case)
 
@@ -307,8 +304,8 @@ def _normalise(node, case):
         s = code // case.levels
         backs = node[FIELDS + s * COUNTS + NB]
         # no backward of the stage starts earlier than this
-        soonest = max(node[TC], case.backs[s, min(backs, case.microbatches - 1)])
-        before = soonest - case.costs[code, DELAY]
+        soonest = max(node[TC], case.earliest[NB, s, min(backs, case.microbatches - 1)])
+        before = soonest - case.delay[s]
         forget_ages(node, here + STAY, _ages_of(case, code), case.keep, before)
 
 
@@ -352,14 +349,14 @@ def find_starts(node, starts, case):
     cut = np.int64(NEVER)
     for code in range(case.stages * case.levels):
         s, level = code // case.levels, code % case.levels
-        cost, back = case.costs[code], node[_place_of(case, code) + BACK]
+        cost, back = case.duration[code], node[_place_of(case, code) + BACK]
         for move in range(MOVES):
             when = _start(node, move, s, level, case)
             if when >= 0:
                 when = max(when, node[T])
-                duration = cost[W] if move == M_W else max(cost[B], cost[BW])
-                early = move == M_B_BACK or (move == M_B and back == 0)
-                early = move == M_W or (early and case.levels == 1)
+                duration = cost[W] if KIND[move] == W else max(cost[B], cost[BW])
+                early = KIND[move] == B and (PLACE[move] == BACK or back == 0)
+                early = KIND[move] == W or (early and case.levels == 1)
                 if early and duration > 0:
                     cut = min(cut, when + duration)
             starts[code * MOVES + move] = when
@@ -370,11 +367,9 @@ def find_starts(node, starts, case):
 def is_needless(option, starts, cut, case):
     """Whether a W or backward may go first instead, or a reloaded activation is at least as good."""
     code, move, when = option // MOVES, option % MOVES, starts[option]
-    if move <= M_W and when >= cut:
+    if KIND[move] < O and when >= cut:
         return True
-    if move in (M_B, M_BW, M_C):
-        return 0 <= starts[code * MOVES + (M_C_BACK if move == M_C else M_B_BACK)] <= when
-    return False
+    return BETTER[move] >= 0 and 0 <= starts[code * MOVES + BETTER[move]] <= when
 
 
 @step

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..configurations import Configuration, Part, add_ops, configurations, waits
 from ..linear import Linear
-from .device_bound import KEEP
+from .device_bound import ENDS
 from .moves import ONE
 from .problem import OneDevice
 
@@ -62,9 +62,9 @@ def _fair(device: OneDevice, coming: int, hosted: int, free: int = 0) -> list[li
 
 def _waits(device: OneDevice, s: int) -> tuple[int, int]:
     """As `bounds.lp.waits`, but no more than the search itself assumes: offloaded activations are ready
-    once reloaded, and at most KEEP of those that stay are distinguished."""
+    once reloaded, and at most ENDS of those that stay are distinguished."""
     act = device.costs[s].act_bytes
-    if not act or device.capacity // act > KEEP:
+    if not act or device.capacity // act > ENDS:
         return 0, 0
     return waits(device, s)[0], 0
 

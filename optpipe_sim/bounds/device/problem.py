@@ -52,7 +52,7 @@ class OneDevice:
         costs: of each stage.
         capacity: bytes for activations: the limit less the static bytes.
         delay: per stage, ns from the end of a microbatch's F to the start of its backward.
-        releases, backs, tails, follows: (stages, m) ns; see the module.
+        earliest: (2, stages, m) ns, the releases of F's and the backs. later: likewise the follows and the tails.
         drains: ways to run the last backward, with the weight gradients that fit after each;
             `after_ns`: the longest that these can take.
         before_ns: the least idle time before the first backward, if a forward comes after it; known
@@ -66,10 +66,8 @@ class OneDevice:
     costs: tuple[StageCost, ...]
     capacity: int
     delay: tuple[int, ...]
-    releases: np.ndarray
-    backs: np.ndarray
-    tails: np.ndarray
-    follows: np.ndarray
+    earliest: np.ndarray
+    later: np.ndarray
     drains: tuple[Drain, ...]
     after_ns: int
     before_ns: int
@@ -126,10 +124,8 @@ def one_device(
         costs,
         capacity,
         delay,
-        np.array([around.releases(s) for s in stages]),
-        np.array([around.backs(s) for s in stages]),
-        tails,
-        np.maximum(own, others),
+        np.array([[find(s) for s in stages] for find in (around.releases, around.backs)]),
+        np.array([np.maximum(own, others), tails]),
         tuple(drains),
         after_ns,
         before,

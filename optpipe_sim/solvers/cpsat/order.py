@@ -79,13 +79,10 @@ def by_number(model: Model) -> None:
 
 def in_windows(model: Model, windows: Windows) -> None:
     """Every F and every backward starts in the window of its place among those of its stage."""
-    pairs = (
-        (F, windows.earliest_f, windows.latest_f),
-        (B, windows.earliest_b, windows.latest_b),
-    )
     for s in model.stages:
-        for kind, earliest, latest in pairs:
-            first, last = -(-earliest[s] // model.unit_ns), latest[s] // model.unit_ns
+        for kind in (F, B):
+            first = -(-windows.earliest[kind, s] // model.unit_ns)
+            last = windows.latest[kind, s] // model.unit_ns
             _one_place_each(model, kind, s, first, last)
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from functools import cached_property
 from itertools import combinations, pairwise
 
-from ...ops import B, F, O, Op, OpKind, R, W
+import numpy as np
+
+from ...ops import BW, B, F, O, Op, OpKind, R, W
 from ...sim.host_links import link_keys
 from ..problem import Problem
 from .options import MilpOptions
@@ -35,7 +37,7 @@ class Sets:
         self.devices = range(costs.devices)
         self.room = [self._room(d, options.drop) for d in self.devices]
         self.offloadable = [s for s in self.stages if self._may_go(s, self.room)]
-        self.durations = {kind: self._durations(kind) for kind in (*KINDS, O, R)}
+        self.durations = self._durations()
         everywhere = [self._room(d, True) for d in self.devices]
         unlike = any(self._may_go(s, everywhere) for s in self.stages)
         self.exact_order = not unlike  # microbatch order loses nothing
@@ -51,19 +53,11 @@ class Sets:
         self.follow = self.mode == "free"
         self.keys = link_keys(costs)
 
-    def _durations(self, kind: OpKind) -> list[int]:
-        found = []
-        for cost in self.problem.profile.stages:
-            back = min(cost.t_b_ns, cost.fused_ns)
-            times = {
-                F: cost.t_f_ns,
-                B: back,
-                W: min(cost.t_w_ns, cost.fused_ns - back),
-                O: cost.t_offload_ns or 0,
-                R: cost.t_reload_ns or 0,
-            }
-            found.append(times[kind])
-        return found
+    def _durations(self) -> dict[OpKind, list[int]]:
+        durations = self.problem.profile.durations_ns
+        durations[B] = np.minimum(durations[B], durations[BW])
+        durations[W] = np.minimum(durations[W], durations[BW] - durations[B])
+        return {kind: durations[kind].tolist() for kind in (*KINDS, O, R)}
 
     def _room(self, d: int, drop: bool) -> int | None:
         """Return the bytes for activations on a device; None if all activations fit."""
