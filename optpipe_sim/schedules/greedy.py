@@ -34,8 +34,8 @@ NEVER, PAST_SLACK, ALWAYS = range(3)
 FREE, HELD, IDLE, BEGUN, FIRST, LIMIT, STATIC, LENGTH, POSSIBLE, RUN, PENDING, DEVICE_ROWS = range(
     12
 )
-# Rows of `Grown.stage`: its device; bytes of an activation and of its W; latency of the edge to the next stage.
-HOME, ACT, WEIGHT, LATENCY, STAGE_ROWS = range(5)
+# Rows of `Grown.stage`: its device; latency of the edge to the next stage.
+HOME, LATENCY, STAGE_ROWS = range(3)
 # Entries of `Grown.state`: the most that any device idles, and what some device will idle in any case (ns).
 MOST_IDLE, EXPECTED_IDLE, ENTRIES = range(3)
 
@@ -47,6 +47,7 @@ class Grown(NamedTuple):
     device: np.ndarray  # (DEVICE_ROWS, p)
     stage: np.ndarray  # (STAGE_ROWS, S)
     duration: np.ndarray  # (3, S) of F, B and W, in ns
+    net: np.ndarray  # (3, S) the bytes that an F, B or W allocates less those that it releases
     done: np.ndarray  # (2, S) how many microbatches have an F, a B
     ends: np.ndarray  # (2, S, m) when these end, in ns
     program: np.ndarray  # (p, ops) kind * S + stage
@@ -74,8 +75,6 @@ def begin(
     device[LIMIT] = limits
     stage = np.zeros((STAGE_ROWS, stages), np.int64)
     stage[HOME] = costs.placement
-    stage[ACT] = [cost.act_bytes for cost in costs.stages]
-    stage[WEIGHT] = [cost.w_bytes for cost in costs.stages]
     stage[LATENCY, :-1] = costs.messages_ns
     state = np.array([0, expected_idle], np.int64)
     own = stages // p * microbatches
@@ -83,6 +82,7 @@ def begin(
         device=device,
         stage=stage,
         duration=costs.durations_ns[[F, B, W]],
+        net=(costs.allocated_bytes - costs.released_bytes)[[F, B, W]],
         done=np.zeros((2, stages), np.int64),
         ends=np.zeros((2, stages, microbatches), np.int64),
         program=np.zeros((p, 3 * own), np.int32),
@@ -134,13 +134,11 @@ def put(g: Grown, kind: int, s: int) -> None:
     g.ends[kind, s, g.done[kind, s]] = end
     g.done[kind, s] += 1
     _log(g, d, kind, s)
-    if kind == F:
-        g.device[HELD, d] += g.stage[ACT, s]
-        return
-    g.device[HELD, d] -= g.stage[ACT, s] - g.stage[WEIGHT, s]
-    g.device[PENDING, d] += g.stage[WEIGHT, s]
-    g.waiting[d, g.device[POSSIBLE, d]] = s
-    g.device[POSSIBLE, d] += 1
+    g.device[HELD, d] += g.net[kind, s]
+    if kind == B:
+        g.device[PENDING, d] -= g.net[W, s]
+        g.waiting[d, g.device[POSSIBLE, d]] = s
+        g.device[POSSIBLE, d] += 1
 
 
 @part
@@ -149,8 +147,8 @@ def put_w(g: Grown, d: int) -> None:
     s = g.waiting[d, g.device[RUN, d]]
     g.device[RUN, d] += 1
     g.device[FREE, d] += g.duration[W, s]
-    g.device[HELD, d] -= g.stage[WEIGHT, s]
-    g.device[PENDING, d] -= g.stage[WEIGHT, s]
+    g.device[HELD, d] += g.net[W, s]
+    g.device[PENDING, d] += g.net[W, s]
     _log(g, d, W, s)
 
 

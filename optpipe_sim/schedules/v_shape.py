@@ -23,7 +23,6 @@ from ..schedule import Schedule, Shape
 from ..sim import simulate
 from ..stage_cost import StageCost
 from .greedy import (
-    ACT,
     HOME,
     NEVER,
     Grown,
@@ -227,7 +226,7 @@ def _follow(g: Grown, ops: np.ndarray) -> bool:
     for at in range(len(ops)):
         kind, s = ops[at, 0], ops[at, 1]
         d = g.stage[HOME, s]
-        if kind == codes.F and not make_room(g, d, g.stage[ACT, s]):
+        if kind == codes.F and not make_room(g, d, g.net[codes.F, s]):
             return False
         fill(g, d, arrival(g, kind, s), NEVER)
         put(g, kind, s)

@@ -15,7 +15,6 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..units import Size
 from .greedy import (
-    ACT,
     ALWAYS,
     FREE,
     LATENCY,
@@ -113,7 +112,7 @@ def _grow(g: Grown, eager: bool, skipping: bool, always_fill: bool) -> None:
                 continue
             if skipping and g.done[F, rank] > done and _makes_late(g, rank):
                 continue
-            if make_room(g, rank, g.stage[ACT, rank]):
+            if make_room(g, rank, g.net[F, rank]):
                 fill(g, rank, arrival(g, F, rank), last)
                 put(g, F, rank)
     finish(g)
@@ -125,7 +124,7 @@ def _most(g: Grown, rank: int) -> int:
     room for, so that one F per round can flow through all of them."""
     most = g.ends.shape[2] + g.device.shape[1]
     for before in range(rank + 1):
-        size = g.stage[ACT, before]
+        size = g.net[F, before]
         if size:
             capacity = (g.device[LIMIT, before] - g.device[STATIC, before]) // size
             most = min(most, capacity - (rank - before))

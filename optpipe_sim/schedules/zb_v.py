@@ -11,7 +11,6 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..units import Size
 from .greedy import (
-    ACT,
     FREE,
     HOME,
     LIMIT,
@@ -117,7 +116,7 @@ def _safe(g: Grown, s: int) -> bool:
         return True
     top = g.stage.shape[1] - 1 - s
     waiting = 1 + g.done[F, s] - g.done[F, top]
-    needed = waiting * g.stage[ACT, s] + g.stage[ACT, top]
+    needed = waiting * g.net[F, s] + g.net[F, top]
     return bool(needed <= g.device[LIMIT, s] - g.device[STATIC, s])
 
 
@@ -126,7 +125,7 @@ def _more_fit(g: Grown, rank: int) -> bool:
     """Whether one more chunk-0 forward on ranks 0..rank delays the first microbatch's return to this rank
     by nothing, and leaves memory for 2 + 2 * rank chunks."""
     top = g.stage.shape[1] - 1 - rank
-    spare = (2 + 2 * rank) * max(g.stage[ACT, rank], g.stage[ACT, top])
+    spare = (2 + 2 * rank) * max(g.net[F, rank], g.net[F, top])
     if not exists(g, F, 0) or g.device[FREE, rank] >= arrival(g, F, top):
         return False
     if not room(g, rank, spare):
@@ -179,7 +178,7 @@ def _is_level(g: Grown, rank: int) -> bool:
 @step
 def _may_forward(g: Grown, s: int) -> bool:
     """Whether the next F of a stage exists and fits, after the W's that make room for it; these are appended."""
-    return exists(g, F, s) and _safe(g, s) and make_room(g, g.stage[HOME, s], g.stage[ACT, s])
+    return exists(g, F, s) and _safe(g, s) and make_room(g, g.stage[HOME, s], g.net[F, s])
 
 
 @part
