@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from strategies import SEEDS, profiles
 
 from experiments.cases import synthetic
-from optpipe_sim import CostProfile, Schedule, build, check, estimate, load_profile, simulate
+from optpipe_sim import (
+    CostProfile,
+    Schedule,
+    build,
+    check,
+    estimate,
+    load_profile,
+    op_table,
+    simulate,
+)
 from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.errors import InvalidSchedule, NoSolution, OutOfMemory
 from optpipe_sim.ops import BW, B, F, O, Op, R, W
@@ -21,6 +30,9 @@ from optpipe_sim.schedule import validate
 from optpipe_sim.schedules.adaoffload.adaoffload import SETTINGS, adaoffload, progress
 from optpipe_sim.schedules.adaoffload.runs import Problem, Setting
 from optpipe_sim.schedules.adaoffload.waves import WAVES, Wave, play
+from optpipe_sim.solvers.anneal.annealer import Workspace
+from optpipe_sim.solvers.anneal.plans import pack
+from optpipe_sim.solvers.problem import make_problem
 
 
 @st.composite
@@ -290,3 +302,27 @@ def test_limits_that_ask_for_recomputation_name_a_schedule_that_recomputes() -> 
     with pytest.raises(NoSolution, match="which recomputes nothing, keeps the memory limit"):
         build("adaoffload", profile, 4)
     assert build("adaoffload-r", profile, 4).recompute
+
+
+@pytest.mark.parametrize("groups", [[], [[0, 1], [2, 3]]])
+def test_what_ops_release_is_read_from_the_table(
+    groups: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a table in which W releases everything, the replay, AdaOffload and the annealer still agree."""
+    enter = op_table._enter
+
+    def all_at_w(table: op_table.OpTable, stage: int, treatment: int, *rest: object) -> None:
+        enter(table, stage, treatment, *rest)  # type: ignore[arg-type]
+        table.released_bytes[W, stage, treatment] += table.released_bytes[B, stage, treatment]
+        table.released_bytes[B, stage, treatment] = 0
+
+    monkeypatch.setattr(op_table, "_enter", all_at_w)
+    # a name of its own, as profiles are kept with their tables
+    profile = replace(uniform(4, 266, 16, host_link_groups=groups), name=f"all at W {groups}")
+    found = Problem(profile, 12, profile.memory_limit).play(Setting())
+    assert found is not None
+    schedule = found.schedule(12)
+    assert simulate(schedule, profile).makespan_ns <= found.cost_ns("flush")
+    problem = make_problem(profile, 12)
+    free = schedule.replace(link_order={})
+    assert Workspace(problem).cost_ns(pack(problem, free)) == simulate(free, profile).makespan_ns
