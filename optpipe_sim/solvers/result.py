@@ -44,7 +44,7 @@ class SolveResult:
             schedule (an engine has several), or the published schedule that it is. ``compiling_s``: what
             compiling the engines took, once, before the clock started. ``published``: the name of
             the fastest published schedule that was tried, and the schedule; None where one that is none was faster
-            at that time. ``untried``: how many rules of published schedules there was no time for; 0: no published
+            at that time. ``untried``: how many rules of published schedules that could be faster there was no time for; 0: no published
             schedule that fits is faster.
     """
 

@@ -199,7 +199,8 @@ def run_rules(
     processes: int,
     without_copies: Mapping[int, Race] = MappingProxyType({}),
 ) -> int:
-    """Try the rules, each in the race of its shape, until `over`; returns how many published ones were left.
+    """Try the rules, each in the race of its shape, until `over`; returns how many published ones were left that may
+    hold a better schedule, for all that their bounds say.
 
     Args:
         processes: with 1 the rules run in this process, always in the same order.
@@ -209,8 +210,11 @@ def run_rules(
     if not rules:
         return 0
     if processes == 1:
-        return _run_here(races, rules, over, without_copies)
-    return _run_apart(races, rules, over, processes, without_copies)
+        left = _run_here(races, rules, over, without_copies)
+    else:
+        left = _run_apart(races, rules, over, processes, without_copies)
+    best_ns = min(race.cost_ns for race in races)
+    return sum(rule.published and rule.bound_ns < best_ns for rule in left)
 
 
 def _run_here(
@@ -218,7 +222,9 @@ def _run_here(
     rules: Sequence[Rule],
     over: Callable[[], bool],
     without_copies: Mapping[int, Race],
-) -> int:
+) -> Sequence[Rule]:
+    """Run the rules in this process; returns those that were left."""
+
     def best_ns() -> float:
         return min(race.cost_ns for race in races)
 
@@ -234,8 +240,8 @@ def _run_here(
             if over():
                 break
         if over():
-            return sum(left.published for left in rules[place:])
-    return 0
+            return rules[place:]
+    return []
 
 
 def _run_apart(
@@ -244,19 +250,20 @@ def _run_apart(
     over: Callable[[], bool],
     processes: int,
     without_copies: Mapping[int, Race],
-) -> int:
+) -> Sequence[Rule]:
+    """Run the rules in processes; returns those that were left."""
     takers = [*races, *without_copies.values()]
     # the costs of the takers, then the place of the next rule
     shared = shared_numbers([*(race.cost_ns for race in takers), 0])
     problems = [race.problem for race in races]
     simpler = {at: len(races) + place for place, at in enumerate(without_copies)}
-    workers, left = Workers(), {at for at, rule in enumerate(rules) if rule.published}
+    workers, left = Workers(), dict(enumerate(rules))
     work = partial(_work, problems, simpler, rules, shared)
     try:
         workers.start([work] * min(processes, len(rules)))
         for _, message in workers.messages(over, races[0].notify):
             if message[0] == "done":
-                left.discard(message[1])
+                del left[message[1]]
             elif message[0] == "failed":
                 races[0].failures[PUBLISHED] = message[1]
             else:
@@ -264,7 +271,7 @@ def _run_apart(
     finally:
         for how in workers.end().values():
             races[0].failures[PUBLISHED] = how
-    return len(left)
+    return list(left.values())
 
 
 def _work(
