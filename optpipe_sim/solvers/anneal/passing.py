@@ -46,7 +46,7 @@ def overtake(plan, costs, t, code, far, ahead, stays, parks):
             continue
         d = costs.place[here]
         for what in range(KINDS):
-            if not whole and what not in (B, W, R):
+            if not whole and what not in (B, W, R):  # F, O and C are still in the old order
                 continue
             for turn in range(moved):
                 one = what << high | here << low | old[turn]

@@ -14,6 +14,7 @@ from ...compiled import compiled, copy, step
 from .linked import evaluate_links
 from .times import NEVER
 
+# A pattern recomputes nothing; its moves shift forwards or backwards, each with what goes with it.
 KINDS = (F, B, W, O, R)
 
 
