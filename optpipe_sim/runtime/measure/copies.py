@@ -239,7 +239,7 @@ def op_factors(
         samples: chains F B W and F BW per situation, which take turns.
     """
     worker = plan.worker(stage, device)
-    x, dy = plan.message(worker, stage - 1), plan.message(worker, stage, gradient=True)
+    x, dy = worker.message(stage - 1), worker.message(stage, gradient=True)
     batch = plan.batch(device)
     size = min(MOST[device.type], max(LEAST, moved))
     lanes = _lanes(device, size, copies["all"])

@@ -156,7 +156,7 @@ class _Pass:
     """
 
     def __init__(self, worker: StageWorker, stage: int, plan: Stages, counter: Meter) -> None:
-        self.worker, self.stage, self.plan, self.meter = worker, stage, plan, counter
+        self.worker, self.stage, self.meter = worker, stage, counter
         self.batch = plan.batch(worker.device)
         self.slices = worker.cut.slices
         self.peaks: list[dict[str, int]] = []
@@ -239,7 +239,7 @@ class _Pass:
         before = self.meter.held()
         self.meter.reset_peak()
         if op == "F":
-            x = self.plan.message(worker, stage - 1, unit=unit)
+            x = worker.message(stage - 1, unit=unit)
             worker.forward(stage, unit, x, level)
             del x
         elif op == "C":
@@ -247,7 +247,7 @@ class _Pass:
         elif op == "W":
             worker.weight(stage, unit)
         else:
-            dy = self.plan.message(worker, stage, gradient=True, unit=unit)
+            dy = worker.message(stage, gradient=True, unit=unit)
             worker.backward(stage, unit, dy, fused=op == "BW")
             del dy
         peaks[op] = max(peaks[op], self.meter.peak() - before)

@@ -48,8 +48,8 @@ def stage_times(
     worker = plan.worker(stage, device)
     generator = torch.Generator(device=device).manual_seed(plan.seed)
     units = range(max(1, len(plan.slices)))
-    xs = [plan.message(worker, stage - 1, generator=generator, unit=unit) for unit in units]
-    dys = [plan.message(worker, stage, True, generator, unit) for unit in units]
+    xs = [worker.message(stage - 1, unit=unit, generator=generator) for unit in units]
+    dys = [worker.message(stage, True, unit, generator) for unit in units]
     of = [f"/{unit}" if plan.slices else "" for unit in units]
     batch = plan.batch(device)
     clock = Clock(device)

@@ -149,22 +149,6 @@ class Plan:
         tokens = torch.randint(0, self.model.vocab, shape, device=device)
         return tokens, tokens
 
-    def message(
-        self,
-        worker: StageWorker,
-        boundary: int,
-        gradient: bool = False,
-        generator: torch.Generator | None = None,
-        unit: int = 0,
-    ) -> Tensor | None:
-        """Return what goes across a boundary, or the gradient that comes back: zeros, or drawn at random;
-        None before the first stage and after the last."""
-        made = worker.zeros(boundary, gradient, unit)
-        if made is None or generator is None:
-            return made
-        made.normal_(generator=generator)
-        return made.div_(made.numel()) if gradient else made
-
     @property
     def title(self) -> str:
         """The model's name."""
@@ -252,44 +236,30 @@ class ModuleStages:
 
     def worker(self, stage: int, device: str | torch.device, fill: bool = True) -> StageWorker:
         """Return a worker with just this stage."""
-        modules, cut = {stage: self.modules[stage]}, Cut(self.slices)
         return StageWorker(
-            modules, self.stages, self.boundaries, device=device, loss=self.loss, cut=cut
+            {stage: self.modules[stage]},
+            self.stages,
+            self.boundaries,
+            device=device,
+            loss=self.loss,
+            cut=Cut(self.slices),
+            examples=self._example,
         )
 
     def batch(self, device: str | torch.device) -> tuple[Any, Any]:
         """Return two microbatches, inputs and targets, which share no memory."""
-        copy = lambda value: value.clone() if isinstance(value, Tensor) else value  # noqa: E731
-        inputs, targets = ([pytree.tree_map(copy, one), one] for one in self.example)
+        inputs, targets = (
+            [pytree.tree_map_only(Tensor, Tensor.clone, one), one] for one in self.example
+        )
         return inputs, targets
 
-    def message(
-        self,
-        worker: StageWorker,
-        boundary: int,
-        gradient: bool = False,
-        generator: torch.Generator | None = None,
-        unit: int = 0,
-    ) -> Tensor | None:
-        """Return the message that was sent when the stages were examined, for a slice its tokens repeated; or a
-        gradient, zeros or drawn at random."""
-        if not 0 <= boundary < self.stages - 1:
-            return None
-        if not gradient:
-            message = self.messages[boundary]
-            assert message is not None
-            return message.clone() if not self.slices else self._repeated(boundary, unit)
-        made, kind = worker.zeros(boundary, gradient, unit), self.boundaries[boundary]
-        if made is not None and generator is not None and kind is not None:
-            for part in worker.cut.boundary(kind, unit).unpack_gradient(made):
-                part.normal_(generator=generator).div_(part.numel())
-        return made
-
-    def _repeated(self, boundary: int, unit: int) -> Tensor:
-        """Return the message of the first tokens, as long as a slice."""
-        kind, message = self.boundaries[boundary], self.messages[boundary]
+    def _example(self, stage: int, unit: int) -> Tensor:
+        """Return the message that was sent when the stages were examined, for a slice its tokens repeated."""
+        kind, message = self.boundaries[stage], self.messages[stage]
         assert kind is not None
         assert message is not None
+        if not self.slices:
+            return message.clone()
         length = self.slices[unit % len(self.slices)]
         made = []
         for one in kind.unpack(message):

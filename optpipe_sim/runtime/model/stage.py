@@ -71,6 +71,7 @@ class StageWorker:
         device, rank: where this is; `rank` only for messages.
         loss: of the last stage's output and the microbatch's targets.
         cut: the slices of each sequence (attention as in `sliced`); the boundary is that of whole sequences.
+        examples: return what a stage sends of a unit, to be measured with; default: any numbers.
 
     Attributes:
         slab: host memory for offloads, which workers may share.
@@ -87,8 +88,9 @@ class StageWorker:
         rank: int = 0,
         loss: Loss = token_loss,
         cut: Cut | None = None,
+        examples: Callable[[int, int], Tensor] | None = None,
     ) -> None:
-        self.cut = cut or Cut()
+        self.cut, self.examples = cut or Cut(), examples
         self.modules = dict(modules if isinstance(modules, Mapping) else enumerate(modules))
         self.stages, self.device, self.loss = stages, torch.device(device), loss
         if not isinstance(boundary, list):
@@ -317,8 +319,8 @@ class StageWorker:
         fused: bool,
         before: Callable[[int], None] = lambda stage: None,
     ) -> list[int]:
-        """Run F B W, or F BW, of microbatch 0 (of its slices in turn, backwards in reverse) on zeros; return the
-        bytes of each storage that an O of the first unit would copy.
+        """Run F B W, or F BW, of microbatch 0 (of its slices in turn, backwards in reverse) on any message;
+        return the bytes of each storage that an O of the first unit would copy.
 
         The step has to be started; gradients are added to. `before` is called with the stage before each op.
         """
@@ -326,10 +328,10 @@ class StageWorker:
         units = range(self.cut.slices)
         for unit in units:
             before(stage)
-            self.forward(stage, unit, self.zeros(stage - 1, unit=unit), level)
+            self.forward(stage, unit, self.message(stage - 1, unit=unit), level)
         sizes = self.offload_sizes(stage, 0)
         for unit in reversed(units):
-            dy = self.zeros(stage, gradient=True, unit=unit)
+            dy = self.message(stage, gradient=True, unit=unit)
             before(stage)
             self.backward(stage, unit, dy, fused=fused)
             del dy
@@ -352,12 +354,28 @@ class StageWorker:
             raise OptPipeError(f"boundary: stage {stage} of {self.stages} sends nothing on")
         return self.cut.boundary(found, unit)
 
-    def zeros(self, boundary: int, gradient: bool = False, unit: int = 0) -> Tensor | None:
-        """Return a message across a boundary, or the gradient that comes back; None where there is none."""
-        if not 0 <= boundary < self.stages - 1:
+    def message(
+        self,
+        stage: int,
+        gradient: bool = False,
+        unit: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor | None:
+        """Return what a stage may send, an example where there are any, or the gradient that it may get for it: zeros,
+        or drawn at random; None before the first stage and after the last."""
+        if not 0 <= stage < self.stages - 1:
             return None
-        shape, kind = self.boundary(boundary, gradient, unit)
-        return torch.zeros(shape, dtype=kind, device=self.device)
+        if self.examples is not None and not gradient:
+            return self.examples(stage, unit)
+        boundary = self._boundary(stage, unit)
+        shape, kind = boundary.gradient if gradient else boundary.message
+        made = torch.zeros(shape, dtype=kind, device=self.device)
+        if generator is not None:
+            for tensor in boundary.unpack_gradient(made) if gradient else boundary.unpack(made):
+                tensor.normal_(generator=generator)
+                if gradient:
+                    tensor.div_(tensor.numel())
+        return made
 
     def held_bytes(self) -> int:
         """Return the activation bytes on the device now: each storage of a saved tensor or a queued

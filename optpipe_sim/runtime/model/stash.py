@@ -342,7 +342,7 @@ class Slot:
         if self.state != "allocated":
             raise self.fault("R", f"no memory was taken for it (its activation is {self.state})")
         with self._lock:
-            if self.was_read is not None:  # the host memory is given back below
+            if self.was_read is not None:  # the host memory is released below
                 torch.cuda.current_stream().wait_event(self.was_read)
             for entry in list(self.entries.values()):
                 if entry.host is not None:

@@ -71,7 +71,7 @@ class PipelineStep:
             the step goes on; a handle that it returns is waited for at the end (``.wait()``). For data
             parallelism: ``lambda p: dist.all_reduce(p.grad, group=replicas, async_op=True)``.
         accumulate: dtype in which gradients add up, as torch.float32 for weights in bf16.
-        timeout_s: how long a message may let one wait.
+        timeout_s: how long to wait for a message.
         begun: called with each op that starts.
 
     Attributes:

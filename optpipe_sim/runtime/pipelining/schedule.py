@@ -61,7 +61,7 @@ def schedule_class(
         schedule: or a file of one. profile: its costs, which decide when memory may be released, and
             its levels of recomputation; default: no memory is limited.
         memory_limit: bytes per device; default: the profile's.
-        timeout_s: how long a message may let one wait.
+        timeout_s: how long to wait for a message.
 
     Raises:
         OptPipeError: one line: the schedule is not sound, or needs levels and there is no profile, or

@@ -36,6 +36,8 @@ class Worker:
     def __init__(self, gpu: Streams) -> None:
         self.gpu, self.done = gpu, []
 
+    def message(self, stage: int, gradient: bool = False) -> None: ...
+
     def start_step(self, *batch: Any) -> None:
         self.done.append("step")
 
@@ -86,9 +88,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Streams:
 
 
 def factors(gpu: Streams, **copies_of: Any) -> dict[str, dict[str, float]]:
-    plan: Any = SimpleNamespace(
-        worker=lambda *_: Worker(gpu), message=lambda *_, **__: None, batch=lambda device: ()
-    )
+    plan: Any = SimpleNamespace(worker=lambda *_: Worker(gpu), batch=lambda device: ())
     times = {op: Spread(ns, ns, ns) for op, ns in OPS_NS.items()}
     with gpu:
         return op_factors(plan, 0, torch.device("cuda"), times, COPIES, 1000, 3)
