@@ -11,7 +11,6 @@ last three have not been tried yet.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,12 +23,11 @@ from ..execute.launch import JoinedRanks, Ranks
 from ..execute.record import measured_trace
 from ..measure.machine import device_facts
 from .case import Case
-from .one_device import expected, first_loss, loop, replay
+from .one_device import Progress, expected, first_loss, loop, replay
 from .task import Task
 from .verdict import Confirmation, Peak
 
 MODES = ("synthetic", "gradient", "replay", "loop")
-Progress = Callable[[str, int, int], None]
 
 
 def confirm(

@@ -18,7 +18,7 @@ from ..measure.memory import Meter
 from ..measure.memory import meter as meter_of
 from ..model.split import zero_gradients
 from ..model.stage import Kept, StageWorker, unchanged
-from ..program.program import Prepared, Program, Step, inputs_of
+from ..program.program import Prepared, Program, Step
 from .nccl import Nccl
 from .transport import Gloo, Transport
 
@@ -69,7 +69,7 @@ class RankStep:
     def follow(self, prepared: Prepared) -> None:
         """Go on with another schedule for the same stages, between two steps of all ranks."""
         self.prepared, self.program = prepared, prepared.programs[self.rank]
-        self.inputs = inputs_of(prepared.schedule)
+        self.inputs = prepared.inputs
         self.transport.follow(prepared.schedule)
         self.cold = self.worker.device.type == "cuda" or self.worker.cut.slices > 1
 

@@ -13,7 +13,7 @@ from ...ops import C, F, O, Op, R
 from ...sim.lower import Lowered
 from ..measure.memory import Meter
 from ..measure.times import between_ns, mark
-from ..program.program import COMPUTE_ENGINE, Step, inputs_of, keys_moved
+from ..program.program import COMPUTE_ENGINE, Step, keys_moved
 from .rank_step import RankStep
 
 _DO = {O: "offload", R: "reload"}
@@ -50,7 +50,7 @@ def run_serially(steps: Mapping[int, RankStep], *, meter: Meter | None = None) -
     run = SerialRun(held={rank: [] for rank in steps})
     prepared = next(iter(steps.values())).prepared
     lowered, place = prepared.lowered, prepared.schedule.shape.placement
-    inputs, keys = inputs_of(prepared.schedule), keys_moved(prepared.schedule, lowered.profile)
+    inputs, keys = prepared.inputs, keys_moved(prepared.schedule, lowered.profile)
     consumers = {source: place[op.stage] for op, source in inputs.items()}
     workers = {rank: one.worker for rank, one in steps.items()}
     results: dict[Op, Tensor | None] = {}

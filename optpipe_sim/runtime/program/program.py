@@ -21,6 +21,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...errors import OptPipeError
@@ -114,6 +115,11 @@ class Prepared:
     def schedule(self) -> Schedule:
         """As it is issued."""
         return self.lowered.schedule
+
+    @cached_property
+    def inputs(self) -> dict[Op, Op]:
+        """For each op that takes another's result, that one."""
+        return inputs_of(self.schedule)
 
 
 def prepare(schedule: Schedule, profile: CostProfile | None, limit: Any = None) -> Prepared:
