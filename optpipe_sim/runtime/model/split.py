@@ -8,7 +8,7 @@ Biases, norms and embeddings, under one per cent of the work, are done in B.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -44,12 +44,6 @@ class WeightQueue:
     def put(self, weight: nn.Parameter, x: Tensor, dy: Tensor) -> None:
         """Queue a weight gradient with its inputs."""
         self.pending.append(_Pending(weight, x, dy, (x._version, dy._version)))
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield the tensors that the queue holds."""
-        for each in self.pending:
-            yield each.x
-            yield each.dy
 
     @torch.no_grad()
     def run(self, op: str, complete: Callable[[nn.Parameter], None] | None = None) -> None:

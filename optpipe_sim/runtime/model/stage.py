@@ -377,17 +377,6 @@ class StageWorker:
                     tensor.div_(tensor.numel())
         return made
 
-    def held_bytes(self) -> int:
-        """Return the activation bytes on the device now: each storage of a saved tensor or a queued
-        weight gradient, once."""
-        found: dict[int, int] = {}
-        for flight in list(self._flights.values()):
-            found.update(flight.slot.storages())
-            for tensor in flight.queue.tensors():
-                if storage_key(tensor) not in self._left_out:
-                    found[storage_key(tensor)] = tensor.untyped_storage().nbytes()
-        return sum(found.values())
-
     def offload_sizes(self, stage: int, unit: int) -> list[int]:
         """Return the bytes of each storage that an O of this activation copies, without keys and values
         that later slices read."""

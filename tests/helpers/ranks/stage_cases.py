@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from optpipe_sim.costs.models import Model
 from optpipe_sim.runtime.model.decoder import build_stage
 from optpipe_sim.runtime.model.stage import StageWorker
+from optpipe_sim.runtime.model.stash import storage_key
 
 SEQ, BATCH, WIDTH = 16, 2, 32
 SMALL = {"layers": 4, "hidden": WIDTH, "heads": 4, "vocab": 50}
@@ -28,6 +29,18 @@ EXPERTS = Model(
     qkv_bias=True,
 )
 MODELS = (GPT, TIED, LLAMA, EXPERTS)
+
+
+def held_bytes(worker: StageWorker) -> int:
+    """The activation bytes on the device now: each storage of a saved tensor or a queued weight gradient, once."""
+    found: dict[int, int] = {}
+    for flight in list(worker._flights.values()):
+        found.update(flight.slot.storages())
+        for pending in flight.queue.pending:
+            for tensor in (pending.x, pending.dy):
+                if storage_key(tensor) not in worker._left_out:
+                    found[storage_key(tensor)] = tensor.untyped_storage().nbytes()
+    return sum(found.values())
 
 
 def batch(microbatches: int) -> tuple[Tensor, Tensor]:

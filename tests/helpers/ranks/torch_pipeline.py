@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from stage_cases import held_bytes
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -76,7 +77,7 @@ class TorchJob:
                 schedule = made(stages, n_microbatches=m, loss_fn=token_loss)
             schedule.begun = lambda op: (
                 begun(op),
-                held.append((op, schedule.worker.held_bytes())),
+                held.append((op, held_bytes(schedule.worker))),
                 pinned.append(schedule.worker.slab.reserved),
             )
             schedule.measure = True
@@ -112,7 +113,7 @@ class TorchJob:
             memory_limit=self.lowered.memory_limit,
             timeout_s=self.timeout_s,
         )
-        step.begun = lambda op: held.append((op, step.ranks[rank].worker.held_bytes()))
+        step.begun = lambda op: held.append((op, held_bytes(step.ranks[rank].worker)))
         step(inputs, targets, measure=True)
         return {
             "own_gradients": gradients(step.modules),

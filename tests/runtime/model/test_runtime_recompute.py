@@ -24,6 +24,7 @@ from runtime_cases import (
     with_levels,
     with_offloads,
 )
+from stage_cases import held_bytes
 from strategies import schedules
 from torch import Tensor, nn
 
@@ -69,7 +70,7 @@ def confirm(schedule: Schedule, profile: CostProfile, model: Model) -> None:
     loss, expected = wanted(model, shape.microbatches)
     assert run.loss == loss
     for worker in workers.values():
-        assert worker.held_bytes() == 0
+        assert held_bytes(worker) == 0
         for name, gradient in named_gradients(worker).items():
             if model.tied and name in ("tokens.weight", "head.weight"):
                 continue
@@ -207,7 +208,7 @@ def noisy_step(
         for stage in (0, 1):
             with torch.autocast("cpu", torch.bfloat16) if cast else nullcontext():
                 x = worker.forward(stage, mb, x, level)
-    held = [worker.held_bytes()]
+    held = [held_bytes(worker)]
     for mb in (0, 1):
         dy = None
         for stage in (1, 0):

@@ -17,6 +17,7 @@ from stage_cases import (
     WIDTH,
     Twice,
     batch,
+    held_bytes,
     worker_of,
 )
 from torch import Tensor, nn
@@ -100,7 +101,7 @@ def test_any_legal_order_gives_the_unpipelined_gradients_bitwise(
     worker = worker_of(model, stages, dtype)
     assert torch.equal(run_step(worker, legal_order(stages, 3, seed), 3), loss)
     assert_equal(dict(gradients(worker)), wanted)
-    assert worker.held_bytes() == 0
+    assert held_bytes(worker) == 0
 
 
 @pytest.mark.parametrize("stages", [1, 3])

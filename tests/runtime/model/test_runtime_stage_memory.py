@@ -16,6 +16,7 @@ from stage_cases import (
     WIDTH,
     Twice,
     batch,
+    held_bytes,
     middle,
 )
 from torch import nn
@@ -38,21 +39,21 @@ def test_memory_falls_at_drop_and_rises_at_reload() -> None:
     alive = weakref.ref(x.untyped_storage())
     y = worker.forward(1, 0, x)
     del x
-    assert worker.held_bytes() == SIZE
+    assert held_bytes(worker) == SIZE
     assert worker.offload_sizes(1, 0) == [SIZE]  # the input; no parameter
     worker.offload(1, 0)
-    assert worker.held_bytes() == SIZE
+    assert held_bytes(worker) == SIZE
     assert alive() is not None
     worker.drop(1, 0)
-    assert worker.held_bytes() == 0
+    assert held_bytes(worker) == 0
     assert alive() is None  # nothing else holds it
     worker.allocate(1, 0)
-    assert worker.held_bytes() == SIZE
+    assert held_bytes(worker) == SIZE
     worker.reload(1, 0)
     worker.backward(1, 0, torch.ones_like(y), fused=False)
-    assert worker.held_bytes() == 2 * SIZE  # x and dY until W
+    assert held_bytes(worker) == 2 * SIZE  # x and dY until W
     worker.weight(1, 0)
-    assert worker.held_bytes() == 0
+    assert held_bytes(worker) == 0
 
 
 def test_a_transposed_parameter_is_no_activation() -> None:
@@ -75,8 +76,8 @@ def test_held_bytes_are_the_bytes_of_live_tensors(stage) -> None:
         before = live.held()
 
         def held() -> int:
-            assert abs(live.held() - before - worker.held_bytes()) <= 8  # the losses
-            return worker.held_bytes()
+            assert abs(live.held() - before - held_bytes(worker)) <= 8  # the losses
+            return held_bytes(worker)
 
         for j in (0, 1):
             worker.forward(stage, j, torch.zeros(boundary[0]) if stage else None)
@@ -106,9 +107,9 @@ def test_a_layer_holds_what_the_costs_say(model) -> None:
     one = layer(model, True, work)
     # no dropout here, so no masks; and small fp32 statistics that the costs leave out
     masks = sum(kept.size for kept in one.kept if "mask" in kept.name)
-    assert worker.held_bytes() == pytest.approx(one.kept_bytes() - masks, rel=0.02)
+    assert held_bytes(worker) == pytest.approx(one.kept_bytes() - masks, rel=0.02)
     worker.backward(1, 0, torch.ones_like(y), fused=False)
-    assert worker.held_bytes() == pytest.approx(one.held_for_w, rel=0.02)
+    assert held_bytes(worker) == pytest.approx(one.held_for_w, rel=0.02)
 
 
 def test_host_memory_is_reused() -> None:
