@@ -543,7 +543,7 @@ def test_a_replay_has_an_interval_where_no_run_on_its_machine_was_compared(comma
     intervals = {}
     for machine in ("h100-sxm-megatron", "h100-sxm"):
         told = command_line(f"estimate --machine {machine} {run}").out
-        assert "times what is estimated in four of five runs like it" in told
+        assert "times what is estimated in four of five runs as megatron-lm issues them" in told
         assert ("a machine and a source that were left out" in told) is (machine != "h100-sxm")
         assert "in four of five runs as megatron-lm issues them" in command_line(line).out
         answer = command_line(f"{line} --json").json
