@@ -137,8 +137,8 @@ def _may_write(folder: Path) -> bool:
 _cache = _keeps()
 njit: Any = None  # without numba, or with one that refuses this numpy: the same loops, much slower
 with suppress(ImportError):
-    if not import_module("numba").config.DISABLE_JIT:
-        njit = import_module("numba").njit
+    _numba = import_module("numba")
+    njit = None if _numba.config.DISABLE_JIT else _numba.njit
 
 
 def _for_callers() -> Any:

@@ -12,14 +12,12 @@ from ...compiled import entry, packed, step
 from .heap import copy, pop, push
 from .moves import (
     Case,
-    estimate,
+    after_move,
     find_starts,
     hash_counts,
-    is_needless,
     is_whole,
     no_worse,
     same_counts,
-    start_move,
 )
 from .node import NEVER, NONE, begin
 
@@ -103,13 +101,8 @@ def search(case: Case, room: Room) -> tuple[int, int, int]:
         cut = find_starts(nodes[node], starts, case)
         for option in range(len(starts)):
             # 2. each move that no other one replaces makes a child
-            when = starts[option]
-            if when < 0 or is_needless(option, starts, cut, case):
-                continue
-            copy(nodes[node], child)
-            start_move(child, option, when, case)
+            key = after_move(nodes[node], keys[node], option, starts, cut, case, child)
             # 3. the child is dropped if its estimate reaches the goal, or an earlier node dominates it
-            key = max(keys[node], estimate(child, case))
             if key >= goal:
                 continue
             hashed = hash_counts(child, case, len(room.first))

@@ -22,17 +22,15 @@ from ...compiled import entry, packed, step
 from .heap import copy
 from .moves import (
     Case,
+    after_move,
     distance,
-    estimate,
     find_starts,
     hash_counts,
-    is_needless,
     is_whole,
     layer_of,
     merge,
     no_worse,
     same_counts,
-    start_move,
 )
 from .node import NEVER, NONE, begin
 
@@ -143,13 +141,8 @@ def search_layers(case: Case, layers: Layers, width: int, most: int) -> tuple[in
                 continue
             cut = find_starts(nodes[node], starts, case)
             for option in range(len(starts)):
-                when = starts[option]
-                if when < 0 or is_needless(option, starts, cut, case):
-                    continue
                 # 2. each move that no other one replaces makes a child
-                copy(nodes[node], child)
-                start_move(child, option, when, case)
-                key = max(keys[node], estimate(child, case))
+                key = after_move(nodes[node], keys[node], option, starts, cut, case, child)
                 if key >= best:
                     continue
                 # 3. it is dropped if another node dominates it, or merged with the nearest

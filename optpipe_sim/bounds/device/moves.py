@@ -19,7 +19,7 @@ import numpy as np
 from ...codes import BW, B, C, F, O, R, W
 from ...compiled import packed, step
 from ...ops import MESSAGES
-from .heap import hashed_row
+from .heap import copy, hashed_row
 from .node import (
     COST,
     FIELDS,
@@ -370,6 +370,18 @@ def is_needless(option, starts, cut, case):
     if KIND[move] < O and when >= cut:
         return True
     return BETTER[move] >= 0 and 0 <= starts[code * MOVES + BETTER[move]] <= when
+
+
+@step
+def after_move(node, key, option, starts, cut, case, child):
+    """Let `child` be what is after an option of a node with this key; returns its key, or NEVER where another move
+    replaces this one."""
+    when = starts[option]
+    if when < 0 or is_needless(option, starts, cut, case):
+        return NEVER
+    copy(node, child)
+    start_move(child, option, when, case)
+    return max(key, estimate(child, case))
 
 
 @step

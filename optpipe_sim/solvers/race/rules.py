@@ -10,7 +10,6 @@ and PipeOffload with F's earlier and W's later.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -24,6 +23,7 @@ from ...schedules import ADAOFFLOAD, REGISTRY, those
 from ...schedules.adaoffload.adaoffload import adaoffload
 from ...schedules.recompute import at_level
 from ...schedules.trials import AS_NAMED, CHOOSING, LIMITS, UNUSUAL, USUAL
+from ...trace import Trace
 from ..problem import Problem
 from ..starts.published import plain_schedules, tried, tried_schedules
 from ..starts.sliced import in_slices, sliced_schedules, whole
@@ -192,6 +192,23 @@ def _adaoffload(problem: Problem, *_: Any) -> Built:
     yield ADAOFFLOAD, best
 
 
+class _Try(NamedTuple):
+    """A problem that rules are tried on, and the places of the races that take what is found: its own, then the one
+    without copies, if there is one."""
+
+    problem: Problem
+    takers: tuple[int, ...]
+
+    def replayed(self, schedule: Schedule) -> Iterator[tuple[int, Trace]]:
+        """Yield the place of each race that a schedule is for, and its replay; nothing where it does not fit."""
+        try:
+            trace = self.problem.replay(schedule)
+        except OptPipeError:
+            return
+        for taker in self.takers[:1] if trace.offloaded else self.takers:
+            yield taker, trace
+
+
 def run_rules(
     races: Sequence[Race],
     rules: Sequence[Rule],
@@ -209,34 +226,34 @@ def run_rules(
     """
     if not rules:
         return 0
+    takers = [*races, *without_copies.values()]
+    simpler = {at: len(races) + place for place, at in enumerate(without_copies)}
+    tries = [
+        _Try(race.problem, (at, simpler[at]) if at in simpler else (at,))
+        for at, race in enumerate(races)
+    ]
     if processes == 1:
-        left = _run_here(races, rules, over, without_copies)
+        left = _run_here(tries, takers, rules, over)
     else:
-        left = _run_apart(races, rules, over, processes, without_copies)
+        left = _run_apart(tries, takers, rules, over, processes)
     best_ns = min(race.cost_ns for race in races)
     return sum(rule.published and rule.bound_ns < best_ns for rule in left)
 
 
 def _run_here(
-    races: Sequence[Race],
-    rules: Sequence[Rule],
-    over: Callable[[], bool],
-    without_copies: Mapping[int, Race],
+    tries: Sequence[_Try], takers: Sequence[Race], rules: Sequence[Rule], over: Callable[[], bool]
 ) -> Sequence[Rule]:
     """Run the rules in this process; returns those that were left."""
 
     def best_ns() -> float:
-        return min(race.cost_ns for race in races)
+        return min(race.cost_ns for race in takers[: len(tries)])
 
     for place, rule in enumerate(rules):
         if rule.bound_ns >= best_ns():
             continue
         for name, schedule in rule.built(best_ns, over):
-            with suppress(OptPipeError):  # it does not fit
-                trace = races[rule.at].problem.replay(schedule)
-                races[rule.at].take(trace.schedule, trace.cost_ns, name)
-                if rule.at in without_copies and not trace.offloaded:
-                    without_copies[rule.at].take(trace.schedule, trace.cost_ns, name)
+            for taker, trace in tries[rule.at].replayed(schedule):
+                takers[taker].take(trace.schedule, trace.cost_ns, name)
             if over():
                 break
         if over():
@@ -245,67 +262,50 @@ def _run_here(
 
 
 def _run_apart(
-    races: Sequence[Race],
+    tries: Sequence[_Try],
+    takers: Sequence[Race],
     rules: Sequence[Rule],
     over: Callable[[], bool],
     processes: int,
-    without_copies: Mapping[int, Race],
 ) -> Sequence[Rule]:
     """Run the rules in processes; returns those that were left."""
-    takers = [*races, *without_copies.values()]
     # the costs of the takers, then the place of the next rule
     shared = shared_numbers([*(race.cost_ns for race in takers), 0])
-    problems = [race.problem for race in races]
-    simpler = {at: len(races) + place for place, at in enumerate(without_copies)}
-    workers, left = Workers(), dict(enumerate(rules))
-    work = partial(_work, problems, simpler, rules, shared)
+    first, left = takers[0], dict(enumerate(rules))
+    workers = Workers()
     try:
-        workers.start([work] * min(processes, len(rules)))
-        for _, message in workers.messages(over, races[0].notify):
+        workers.start([partial(_work, tries, rules, shared)] * min(processes, len(rules)))
+        for _, message in workers.messages(over, first.notify):
             if message[0] == "done":
                 del left[message[1]]
             elif message[0] == "failed":
-                races[0].failures[PUBLISHED] = message[1]
+                first.failures[PUBLISHED] = message[1]
             else:
                 takers[message[1]].take(*message[2:])
     finally:
         for how in workers.end().values():
-            races[0].failures[PUBLISHED] = how
+            first.failures[PUBLISHED] = how
     return list(left.values())
 
 
 def _work(
-    problems: Sequence[Problem],
-    simpler: Mapping[int, int],
-    rules: Sequence[Rule],
-    shared: Any,
-    report: Report,
-    _: Newest,
+    tries: Sequence[_Try], rules: Sequence[Rule], shared: Any, report: Report, _: Newest
 ) -> None:
-    """Take the next rule until none is left. `simpler`: for the place of a problem, that of the taker of what offloads
-    nothing."""
+    """Take the next rule until none is left."""
 
     def best_ns() -> float:
-        return float(min(shared[: len(problems)]))
-
-    def offer(at: int, schedule: Schedule, name: str) -> None:
-        try:
-            trace = problems[at].replay(schedule)
-        except OptPipeError:
-            return
-        kept = at in simpler and not trace.offloaded
-        for taker in (at, simpler[at]) if kept else (at,):
-            if trace.cost_ns < shared[taker]:
-                shared[taker] = trace.cost_ns
-                # a copy without the values that the replay cached
-                report("found", taker, trace.schedule.replace(), trace.cost_ns, name)
+        return float(min(shared[: len(tries)]))
 
     for place in next_places(shared, len(rules)):
         rule = rules[place]
         try:
             if rule.bound_ns < best_ns():
                 for name, schedule in rule.built(best_ns, lambda: False):
-                    offer(rule.at, schedule, name)
+                    for taker, trace in tries[rule.at].replayed(schedule):
+                        if trace.cost_ns < shared[taker]:
+                            shared[taker] = trace.cost_ns
+                            # a copy without the values that the replay cached
+                            report("found", taker, trace.schedule.replace(), trace.cost_ns, name)
         except (BrokenPipeError, EOFError):
             raise
         except Exception as error:  # as text: not every exception can be pickled
