@@ -84,6 +84,9 @@ def serve_forks(door: Connection) -> None:
     """
     if njit is not None:  # numba reads its tables with the first function, for half a second
         njit(lambda: None)()
+    # torch loads its compiler with the first backward or optimizer of a process, for two seconds, though nothing is
+    # compiled: once here instead of in every rank
+    importlib.import_module("torch._dynamo")
     running: dict[Any, dict[int, Any]] = {}  # by pipe, the processes by rank
     while True:
         sentinels: dict[Any, tuple[Any, int]] = {
