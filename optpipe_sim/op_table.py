@@ -16,6 +16,10 @@ from .ops import BW, B, C, F, O, OpKind, R, W
 from .stage_cost import RecomputeLevel, StageCost
 
 KEEP = 0
+KINDS = len(OpKind)
+IN_ORDER = [
+    kind in (F, R) for kind in OpKind
+]  # the kinds that are granted memory in program order always
 Level = TypeVar("Level", int, np.ndarray)
 
 
@@ -51,28 +55,40 @@ class OpTable(NamedTuple):
         return int(self.duration_ns.shape[2])
 
 
+class _Column(NamedTuple):
+    """One treatment of one stage: a value per kind of op, as in `OpTable`."""
+
+    duration_ns: list[int]
+    allocated_bytes: list[int]
+    released_bytes: list[int]
+    asks: list[bool]
+
+
 def make_table(stages: Sequence[StageCost], early: bool = False) -> OpTable:
     """Return the table of these stages (see docs/semantics.md, "Memory" and "Recomputation").
 
     With `early`, copies leave keys and values on the device: later slices still read them.
     """
     most = max(len(cost.recompute) for cost in stages)
-    shape = (len(OpKind), len(stages), 1 + 2 * most)
-    table = OpTable(
-        np.zeros(shape, np.int64),
-        np.zeros(shape, np.int64),
-        np.zeros(shape, np.int64),
-        np.zeros(shape, bool),
-    )
-    table.asks[[F, R]] = True
-    for stage, cost in enumerate(stages):
-        _enter(table, stage, KEEP, cost, None, early)
-        for at, level in enumerate(cost.recompute, 1):
-            _enter(table, stage, inside(at), cost, level, early)
-            _enter(table, stage, apart(at), cost, level, early)
-            _recompute_inside(table, stage, inside(at), cost, level)
-            _recompute_apart(table, stage, apart(at), cost, level)
-    return table
+    shared = {id(cost): cost for cost in stages}  # most stages of a model are alike
+    columns = np.array([_columns(cost, most, early) for cost in shared.values()], np.int64)
+    number = {one: at for at, one in enumerate(shared)}
+    of_stages = columns[[number[id(cost)] for cost in stages]]
+    duration, allocated, released, asks = np.ascontiguousarray(of_stages.transpose(2, 3, 0, 1))
+    return OpTable(duration, allocated, released, asks.astype(bool))
+
+
+def _columns(cost: StageCost, most: int, early: bool) -> list[_Column]:
+    """Return the columns of a stage, by treatment, in a table whose stages have at `most` so many levels."""
+    found = [_common(cost, None, early)]
+    for level in cost.recompute:
+        found += [_recomputed_inside(cost, level, early), _recomputed_apart(cost, level, early)]
+    return found + [_empty()] * (1 + 2 * most - len(found))
+
+
+def _empty() -> _Column:
+    """Return the column of a treatment that a stage does not have."""
+    return _Column([0] * KINDS, [0] * KINDS, [0] * KINDS, IN_ORDER[:])
 
 
 def make_part_tables(stages: Sequence[Sequence[StageCost]]) -> OpTable:
@@ -83,19 +99,14 @@ def make_part_tables(stages: Sequence[Sequence[StageCost]]) -> OpTable:
     return OpTable(*(np.array([[part[at] for part in row] for row in tables]) for at in range(4)))
 
 
-def _enter(
-    table: OpTable,
-    stage: int,
-    treatment: int,
-    cost: StageCost,
-    level: RecomputeLevel | None,
-    early: bool,
-) -> None:
-    """Enter what is the same inside and apart: the forward, the weight gradient, the copies."""
-    duration, allocated, released, _ = (array[:, stage, treatment] for array in table)
+def _common(cost: StageCost, level: RecomputeLevel | None, early: bool) -> _Column:
+    """Return what is the same inside and apart: the forward, the weight gradient, the copies."""
+    column = _empty()
+    duration, allocated, released, _ = column
     keep = cost.act_bytes if level is None else level.keep_bytes
     work = 0 if level is None else level.working_bytes(cost.act_bytes)
-    duration[[F, B, W, BW]] = cost.t_f_ns, cost.t_b_ns, cost.t_w_ns, cost.fused_ns
+    duration[F], duration[B], duration[W] = cost.t_f_ns, cost.t_b_ns, cost.t_w_ns
+    duration[BW] = cost.fused_ns
     allocated[F], released[F] = keep + work, work
     released[B], released[W] = cost.act_bytes - cost.w_bytes, cost.w_bytes
     released[BW] = cost.act_bytes
@@ -103,26 +114,28 @@ def _enter(
     released[O] = allocated[R] = moved
     for kind, time in ((O, cost.t_offload_ns or 0), (R, cost.t_reload_ns or 0)):
         duration[kind] = in_proportion(time, moved, cost.offloadable)
+    return column
 
 
-def _recompute_inside(
-    table: OpTable, stage: int, treatment: int, cost: StageCost, level: RecomputeLevel
-) -> None:
-    duration, allocated, released, asks = (array[:, stage, treatment] for array in table)
+def _recomputed_inside(cost: StageCost, level: RecomputeLevel, early: bool) -> _Column:
+    column = _common(cost, level, early)
+    duration, allocated, released, asks = column
     keep, work = level.keep_bytes, level.working_bytes(cost.act_bytes)
     b_work = level.b_working_bytes(cost.act_bytes, cost.w_bytes)
-    duration[[B, BW]] += level.t_ns
-    asks[[B, BW]] = True
+    for kind in (B, BW):
+        duration[kind] += level.t_ns
+        asks[kind] = True
     allocated[B], released[B] = b_work, keep + b_work - cost.w_bytes
     allocated[BW], released[BW] = work, keep + work
+    return column
 
 
-def _recompute_apart(
-    table: OpTable, stage: int, treatment: int, cost: StageCost, level: RecomputeLevel
-) -> None:
-    table.duration_ns[C, stage, treatment] = level.t_ns + cost.overhead_ns
-    table.allocated_bytes[C, stage, treatment] = cost.act_bytes - level.keep_bytes
-    table.asks[C, stage, treatment] = True
+def _recomputed_apart(cost: StageCost, level: RecomputeLevel, early: bool) -> _Column:
+    column = _common(cost, level, early)
+    column.duration_ns[C] = level.t_ns + cost.overhead_ns
+    column.allocated_bytes[C] = cost.act_bytes - level.keep_bytes
+    column.asks[C] = True
+    return column
 
 
 def in_proportion(time_ns: int, moved: int, whole: int) -> int:

@@ -41,10 +41,14 @@ class RecomputeLevel:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ProfileError(f"name: expected a text that names the level, got {self.name!r}")
-        for entry in fields(self):
-            value = _read_size(self, entry.name)
-            if entry.name != "name" and not (value is None and entry.default is None):
-                _check_amount(entry.name, value, int(entry.name == "layers"), _most(entry.name))
+        for key, (low, high) in _OF_LEVELS.items():
+            value = getattr(self, key)
+            # nearly always: searches and estimates make levels by the thousand
+            if type(value) is int and low <= value <= high:
+                continue
+            value = _read_size(self, key)
+            if value is not None or key in ("t_ns", "keep_bytes"):
+                _check_amount(key, value, low, high)
 
     def working_bytes(self, act_bytes: int) -> int:
         """Return what F, or a BW that recomputes inside, holds beside `keep_bytes`."""
@@ -263,6 +267,11 @@ AMOUNTS = tuple(
     for entry in fields(StageCost)
     if entry.name not in ("recompute", "splits", "slices", "overhead_ns")
 )
+_OF_LEVELS = {
+    entry.name: (int(entry.name == "layers"), _most(entry.name))
+    for entry in fields(RecomputeLevel)
+    if entry.name != "name"
+}
 _RANGES = {key: (int(key in _POSITIVE), _most(key)) for key in AMOUNTS}
 
 

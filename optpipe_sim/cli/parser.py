@@ -175,7 +175,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         SystemExit: after ``--help`` and ``--version``.
     """
     words = typed = list(sys.argv[1:] if argv is None else argv)
-    # the hundreds of options of the others take longer than most commands; completion lists them
+    # the others, and their hundreds of options, take longer than most commands; completion lists them
     only = words[0] if words and words[0] != "completion" and words[0] in COMMANDS else None
     parser, commands = _parsers(only)
     if not words:
@@ -235,7 +235,7 @@ def _refuse(parser: Parser, word: str) -> NoReturn:
 
 
 def _parsers(only: str | None = None) -> tuple[Parser, dict[str, Parser]]:
-    """Return the parser, and that of each command; with options for all commands, or for one `only`."""
+    """Return the parser, and that of each command, or of one `only`."""
     width = max(map(len, EXAMPLES))
     parser = Parser(
         prog="optpipe-sim",
@@ -276,7 +276,6 @@ def _parsers(only: str | None = None) -> tuple[Parser, dict[str, Parser]]:
         return made
 
     for name, module in COMMANDS.items():
-        made = command(name, module.SUMMARY)
         if only in (None, name):
-            module.add_options(made)
+            module.add_options(command(name, module.SUMMARY))
     return parser, commands

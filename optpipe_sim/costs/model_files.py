@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ def _of_log(log: str, path: str) -> Model:
         raise ModelError(f"{path}: {error}") from None
 
 
+@lru_cache(maxsize=1024)
 def _bare(name: str) -> str:
     """Reduce a name, or a hub's ``owner/Name-Instruct``, to the part that determines the shape: without owner,
     signs and variants."""

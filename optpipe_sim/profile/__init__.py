@@ -42,7 +42,7 @@ from .items import Item, StageMaker, adds_up, deal_items, decoder_layers, most_s
 from .offload import Nvme as Nvme
 from .offload import Offload as Offload
 from .offload import check_offload
-from .parts import change, check_slices, cut_sequence, deal, deal_anew, regroup
+from .parts import change, change_all, check_slices, cut_sequence, deal, deal_anew, regroup
 from .streams import pair_hidden
 
 MAX_FACTOR = 10**6  # of a microbatch that differs
@@ -259,7 +259,7 @@ class CostProfile:
         if time == size == 1:
             return self.stages
         try:
-            return tuple(change(cost, _by_factors(time, size)) for cost in self.stages)
+            return change_all(self.stages, _by_factors(time, size))
         except ProfileError as error:
             raise ProfileError(
                 f"microbatch_time: a microbatch of {float(time):g}: {error}"
@@ -548,8 +548,16 @@ class CostProfile:
         """
         if self.execution == IDEAL:
             return self
-        issue = self.issue(splits)
+        if splits not in self._ideal:  # searches replay one profile again and again
+            self._ideal[splits] = self._issued(self.issue(splits))
+        return self._ideal[splits]
 
+    @cached_property
+    def _ideal(self) -> dict[bool, CostProfile]:
+        """What `issued` has returned."""
+        return {}
+
+    def _issued(self, issue: Issue) -> CostProfile:
         def later(cost: StageCost) -> StageCost:
             if cost.splits and issue.split != 1:
                 own, again = cost.overhead_ns, issue.split
@@ -565,7 +573,7 @@ class CostProfile:
         extra = {"occupancy_ns" if links != "latency" else "latency_ns": issue.message_ns}
         return replace(
             self,
-            stages=tuple(change(cost, later) for cost in self.stages),
+            stages=change_all(self.stages, later),
             links=links,
             **{key: getattr(self, key) + value for key, value in extra.items()},
             execution=IDEAL,

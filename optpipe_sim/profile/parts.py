@@ -90,6 +90,14 @@ def change(cost: StageCost, by: Callable[[StageCost], StageCost]) -> StageCost:
     return join(parts, changed.static_bytes, changed.layers)
 
 
+def change_all(
+    stages: Sequence[StageCost], by: Callable[[StageCost], StageCost]
+) -> tuple[StageCost, ...]:
+    """Change all stages in the same way; those that share one cost still do, as most of a model's do."""
+    changed = {one: change(cost, by) for one, cost in {id(cost): cost for cost in stages}.items()}
+    return tuple(changed[id(cost)] for cost in stages)
+
+
 def evenly(count: int, parts: int) -> list[int]:
     """Split `count` layers into `parts` contiguous runs; the first ones get one more."""
     low, more = divmod(count, parts)
