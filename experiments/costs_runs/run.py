@@ -102,7 +102,9 @@ def estimated(row: Mapping[str, Any], machine: Machine, data: Mapping[str, Any])
     dp = row["gpus"] // devices
     zero = row.get("zero", 1) if dp * split["cp"] > 1 else 0
     work = {key: row[key] for key in _WORK if key in row}
-    profile = estimate(model, machine, devices, **split, dp=dp, zero=zero, offload=False, **work)
+    profile = estimate(
+        model, machine, devices, **split, dp=dp, zero=zero, offload=False, levels=False, **work
+    )
     microbatches = row["global_batch"] // dp // row["microbatch"]
     schedule = row["schedule"] if profile.chunks > 1 else "1f1b"
     trace = simulate(build(schedule, profile, microbatches), profile, enforce=False)

@@ -61,8 +61,13 @@ _ALIASES = {
 
 def machine_names() -> list[str]:
     """Return the names of the built-in machines."""
+    return list(_names())
+
+
+@cache
+def _names() -> tuple[str, ...]:
     folder = files("optpipe_sim.costs") / "data" / "machines"
-    return sorted(e.name[:-5] for e in folder.iterdir() if e.name.endswith(".yaml"))
+    return tuple(sorted(e.name[:-5] for e in folder.iterdir() if e.name.endswith(".yaml")))
 
 
 @cache

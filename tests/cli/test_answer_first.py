@@ -142,7 +142,7 @@ def test_frontier(path: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_refusal_of_solve_ends_in_what_fits(
     path: str, capsys: pytest.CaptureFixture[str], limit: str, asked: list[str], way: str
 ) -> None:
-    words = ["solve", path, "-m", "4", "--time-limit", "2", "--no-cache", "--memory-limit"]
+    words = ["solve", path, "-m", "4", "--time-limit", "0.5", "--no-cache", "--memory-limit"]
     assert main([*words, limit, *asked]) == 1
     said = capsys.readouterr().err
     assert "does not fit: " in said

@@ -131,7 +131,7 @@ def test_iterations_that_chain_count_by_their_span(here) -> None:
         else:
             assert row["cost_ns"] < row["makespan_ns"]
     saved = here(
-        "solve p.yaml -m 8 --time-limit 2 --chunks 1 --execution zero-bubble-a100 --save s.json --json"
+        "solve p.yaml -m 8 --time-limit 1 --chunks 1 --execution zero-bubble-a100 --save s.json --json"
     )
     again = here("simulate p.yaml --schedule s.json --execution zero-bubble-a100 --json").json
     assert again["cost_ns"] == saved.json["objective_ns"]
@@ -208,7 +208,7 @@ def test_a_layout_is_saved_as_it_was_before_it_was_issued(here, search: str) -> 
         }
     ).with_layout([4, 4])
     save_profile(given, "given.yaml")
-    words = f"solve given.yaml -m 4 --time-limit 2 {search} --no-cache --save q.json --save-profile q.yaml --json"
+    words = f"solve given.yaml -m 4 --time-limit 0.5 {search} --no-cache --save q.json --save-profile q.yaml --json"
     told = here(words).json
     saved = load_profile("q.yaml")
     assert saved.execution == given.execution

@@ -162,7 +162,7 @@ def test_durations_that_scatter(cli: Any) -> None:
 
 def test_explain_knows_what_was_proven_and_for_which_objective(cli: Any) -> None:
     solved = cli(
-        "solve p.yaml -m 6 --memory-limit 400B --objective span --time-limit 2 --save s.json --json"
+        "solve p.yaml -m 5 --memory-limit 400B --objective span --time-limit 1 --save s.json --json"
         " --no-cache"
     ).json
     line = "explain s.json p.yaml --memory-limit 400B --solution"

@@ -107,7 +107,7 @@ def test_the_tutorial_in_short_runs_in_order_and_agrees(cli, monkeypatch) -> Non
     """Each command as it is printed, but for shorter searches; each answer goes on from the one before."""
     from optpipe_sim.frameworks import advised
 
-    monkeypatch.setattr(advised, "FREE_S", 0.5)
+    monkeypatch.setattr(advised, "FREE_S", 0.2)
     monkeypatch.setattr(sys, "argv", ["optpipe-sim"])
     said: dict[str, list[str]] = {}
     printed, calls = "", []
@@ -116,7 +116,7 @@ def test_the_tutorial_in_short_runs_in_order_and_agrees(cli, monkeypatch) -> Non
             printed = ""
             for call in calls_of(block):
                 if call[0] == "solve":
-                    call[call.index("--time-limit") + 1] = "2"
+                    call[call.index("--time-limit") + 1] = "1"
                 answer = cli(shlex.join(call))
                 assert answer.code == 0, f"{call}\n{answer.err}"
                 printed += answer.out
@@ -185,17 +185,19 @@ def printed_next(text: str) -> list[list[str]]:
 
 
 def test_the_five_minutes_of_readme_run_and_agree(cli, monkeypatch) -> None:
-    """Each line as it is printed, but for a shorter search, in order: a plan that advise tells is what simulate
+    """Each line as it is printed, but for shorter searches, in order: a plan that advise tells is what simulate
     replays, m is what it says, and no order that is searched for on its costs is slower."""
     from optpipe_sim.frameworks import advised
 
-    monkeypatch.setattr(advised, "FREE_S", 1.0)
+    monkeypatch.setattr(advised, "FREE_S", 0.2)
     monkeypatch.setattr(sys, "argv", ["optpipe-sim"])
     said = {}
     for line in block_after("README.md", "### My cluster in five minutes"):
         call = shlex.split(line, comments=True)[1:]
         if call[0] == "solve":
-            call[call.index("--time-limit") + 1] = "3"
+            call[call.index("--time-limit") + 1] = "2"
+        if call[0] == "advise":
+            call += ["--time-limit", "6"]
         answer = cli(shlex.join(call))
         assert answer.code == 0, f"{line}\n{answer.err}"
         said[call[0]] = answer.out
@@ -247,7 +249,7 @@ def test_advise_ends_in_lines_that_run_as_printed(cli, monkeypatch, more: str) -
     for line in answer["next"]:
         call = shlex.split(line)
         if call[0] == "solve":
-            call += ["--time-limit", "1"]
+            call += ["--time-limit", "0.5"]
         ran = cli(f"{shlex.join(call)} --json")
         assert ran.code == 0, f"{line}\n{ran.err}"
         if call[0] == "simulate":

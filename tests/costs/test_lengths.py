@@ -195,7 +195,7 @@ def test_an_estimate_for_lengths_is_solved_in_a_better_order(command_line) -> No
     told = command_line(f"{run} --lengths lengths.txt").out
     assert "8 microbatches that differ: 0.2" in told
     given = command_line("simulate p.yaml --schedule 1f1b -m 8 --memory-limit 200GiB --json").json
-    solve = "solve p.yaml -m 8 --memory-limit 200GiB --time-limit 4 --chunks 1 --save s.json --json"
+    solve = "solve p.yaml -m 8 --memory-limit 200GiB --time-limit 2 --chunks 1 --save s.json --json"
     found = command_line(solve).json
     assert found["objective_ns"] < 0.93 * given["cost_ns"]
     assert found["lower_bound_ns"] <= found["objective_ns"]
@@ -252,7 +252,7 @@ def test_the_family_of_a_trainer_names_its_order_of_microbatches(command_line) -
     Path("lengths.txt").write_text("\n".join(map(str, [2048] * 7 + [16384])))
     run = "estimate --model llama3-8b --machine h100 --devices 4 --seq 4096 --no-levels"
     command_line(f"{run} --lengths lengths.txt --save p.yaml")
-    solve = "solve p.yaml -m 8 --family megatron --memory-limit 200GiB --time-limit 4"
+    solve = "solve p.yaml -m 8 --family megatron --memory-limit 200GiB --time-limit 1"
     found = command_line(f"{solve} --json").json
     order = found["microbatch_order"]
     assert order["order"] != list(range(8))
