@@ -2,7 +2,7 @@
 
 Most of the work of a layer grows with the tokens, attention with the square of each sequence: a
 microbatch packed from two halves costs less than one whole sequence. Launches and latencies are the same
-for all, and kernels reach less of their rates in short ones; so each is estimated as it is.
+for all, and kernels reach less of their rates in short ones; so each is estimated, or measured, as it is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
+
+import numpy as np
 
 from ..errors import OptPipeError
 from ..files import read_rows
@@ -25,6 +27,7 @@ from .provenance import model_flops
 from .work import Work
 
 DIGITS = 4  # of factors: microbatches that differ by less count as alike
+MEASURED = 8  # lengths at most: each takes as long as a profile
 
 
 def read_lengths(path: str | os.PathLike[str]) -> list[tuple[int, ...]]:
@@ -104,6 +107,39 @@ def with_lengths(
     )
 
 
+def with_measured_lengths(
+    profile: CostProfile, tokens: Sequence[int], measured: Callable[[int], tuple[int, int]]
+) -> CostProfile:
+    """Return a measured profile as that of microbatches with a sequence each, of so many `tokens`.
+
+    At most `MEASURED` lengths are measured; what others take lies on the line between their neighbours.
+
+    Args:
+        profile: of the longest sequence.
+        measured: of a shorter one, the compute time of a microbatch in all stages, in ns, and the bytes that these hold.
+    """
+    lengths = sorted(set(tokens))
+    last = len(lengths) - 1
+    parts = min(last, MEASURED - 1)
+    chosen = [lengths[round(at * last / parts)] for at in range(parts)] + lengths[-1:]
+    rows = [measured(one) for one in chosen[:-1]] + [(_work_ns(profile), _held_bytes(profile))]
+    times, sizes = (
+        [_rounded(between, part[-1]) for between in np.interp(tokens, chosen, part).tolist()]
+        for part in zip(*rows, strict=True)
+    )
+
+    return replace(
+        profile,
+        microbatch_time=tuple(times),
+        microbatch_bytes=tuple(sizes),
+        meta={
+            **profile.meta,
+            "work": {**profile.meta["work"], LENGTHS: [[one] for one in tokens]},
+            "lengths_measured": chosen,
+        },
+    )
+
+
 def packed(work: Work, lengths: Sequence[int], shares: int = 1) -> Work:
     """Return the work of a microbatch packed from sequences of these lengths, padded so that `shares` devices can
     share its tokens: each token attends to those of its own sequence."""
@@ -121,7 +157,7 @@ def _held_bytes(profile: CostProfile) -> int:
     return sum(cost.act_bytes for cost in profile.stages)
 
 
-def _rounded(part: int, usual: int) -> Fraction:
+def _rounded(part: float, usual: int) -> Fraction:
     return exact(max(10**-DIGITS, round(part / usual, DIGITS)))
 
 

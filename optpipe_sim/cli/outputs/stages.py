@@ -24,6 +24,18 @@ def answer_text(profile: CostProfile) -> str:
     )
 
 
+def show_factors(out: Out, profile: CostProfile) -> None:
+    """Print between what microbatches differ; nothing where they are alike."""
+    if profile.alike:
+        return
+    longer, sizes = ([float(one) for one in row] for row in zip(*profile.factors, strict=True))
+    out.text(
+        f"{len(longer)} microbatches that differ: {min(longer):.2f} to {max(longer):.2f} times the compute of"
+        f" the usual one, {min(sizes):.2f} to {max(sizes):.2f} times its memory; their order matters: solve -m"
+        f" {len(longer)}"
+    )
+
+
 def show_stages(
     out: Out,
     profile: CostProfile,

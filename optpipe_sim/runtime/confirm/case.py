@@ -12,6 +12,7 @@ from ...costs.models import Model
 from ...costs.slices import slice_lengths
 from ...errors import OptPipeError
 from ...profile import CostProfile
+from ...profile.iteration import lengths_of
 from ...schedule import Schedule
 from ...sim.lower import Lowered, lower
 from ..model.plan import Plan
@@ -48,8 +49,9 @@ def plan_of(
             )
         model = load_model({**known["shape"], "name": known.get("name", "model")})
         layers = layers or meta.get("layers_per_stage")
+    tokens = _tokens(profile)
     sizes = {
-        "seq": seq or work.get("seq", 0),
+        "seq": seq or max(tokens, default=work.get("seq", 0)),
         "microbatch": microbatch or work.get("microbatch", 0),
     }
     for key, value in sizes.items():
@@ -64,7 +66,27 @@ def plan_of(
         dtype or work.get("dtype") or "fp32",
         None if layers is None else tuple(map(int, layers)),
         slices=_lengths(work.get("slices"), int(sizes["seq"]), slices or profile.slices),
+        tokens=tokens,
     )
+
+
+def _tokens(profile: CostProfile) -> tuple[int, ...]:
+    """Return the tokens of the sequence of each microbatch where these differ; nothing where they are alike."""
+    if profile.alike:
+        return ()
+    lengths = lengths_of(profile)
+    if lengths is None:
+        raise OptPipeError(
+            f"profile {profile.name}: its microbatches differ, but it does not say how long their sequences"
+            " are (`estimate --lengths` and `profile --lengths` write that)"
+        )
+    packed = next((at for at, each in enumerate(lengths) if len(each) > 1), None)
+    if packed is not None:
+        raise OptPipeError(
+            f"profile {profile.name}: microbatch {packed} is packed from {len(lengths[packed])} sequences;"
+            " the stages that run here take one each"
+        )
+    return tuple(each[0] for each in lengths)
 
 
 def _lengths(said: Any, seq: int, slices: int) -> tuple[int, ...]:

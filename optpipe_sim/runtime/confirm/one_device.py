@@ -56,8 +56,7 @@ class Bench:
         self.case, self.lowered = case, case.lowered
         self.shape = case.lowered.schedule.shape
         self.prepared = Prepared(case.lowered)
-        data = case.stages.step_batch(self.shape.microbatches, case.seed)
-        self.batch = tuple(part.to(case.device) for part in data)
+        self.batch = case.stages.step_batch(self.shape.microbatches, case.seed, case.device)
         self.slab = HostSlab(pinned=case.device == "cuda")
         self.contents = make_contents(case.stages, case.lowered.schedule, case.seed, case.device)
         self.expected_loss, self.check = expected(case, self.contents)

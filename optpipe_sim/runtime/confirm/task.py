@@ -76,11 +76,10 @@ class Task:
         offset_ns = clock_offset_ns(rank, shape.devices)
         worker: StageWorker
         transport: Transport | None = None
-        data: tuple[Tensor, ...] = ()
+        data: tuple[list[Tensor], ...] = ()
         if real:
             worker = case.stages.rank_worker(shape, rank, case.device)
-            batch = case.stages.step_batch(shape.microbatches, case.seed)
-            data = tuple(part.to(case.device) for part in batch)
+            data = case.stages.step_batch(shape.microbatches, case.seed, case.device)
         else:
             worker = SyntheticWorker(lowered, rank)
             transport = DelayedGloo(rank, lowered.schedule, lowered.profile, self.timeout_s)

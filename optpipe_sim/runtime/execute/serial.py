@@ -73,8 +73,9 @@ def run_serially(steps: Mapping[int, RankStep], *, meter: Meter | None = None) -
             if op.kind is O:
                 one.do(replace(step, do="drop"))
         elif op._replace(kind=O) in run.duration_ns:
-            # an R may be granted before its O has ended; then the reload takes the memory
             one.do(replace(step, do="grant"))
+        else:
+            continue  # an R may be granted before its O has ended: then the reload takes the memory
         if meter is not None:
             # a message in flight is of no rank: it comes with the op that takes it, and goes with the one that makes it
             accounts[rank] += meter.held() - before + taken - _bytes(results.get(op))

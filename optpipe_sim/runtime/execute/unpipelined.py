@@ -47,7 +47,7 @@ def reference(
     whole = plan.module(0, 1, device)
     if exact:
         whole = whole.double()
-    inputs, targets = (part.to(device) for part in plan.step_batch(microbatches, seed))
+    inputs, targets = plan.step_batch(microbatches, seed, device)
     loss = plain_step(whole, inputs, targets)
     return loss, {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
 

@@ -118,6 +118,13 @@ def fake_profile(
     return replace(guess, name=plan.name("fake"), stages=tuple(costs), meta=meta)
 
 
+def fake_microbatch(plan: Plan, machine: Machine | Source) -> tuple[int, int]:
+    """Return what `profiler.measure_microbatch` does: the time estimated, the bytes exact."""
+    held = {stage: max(fake_bytes(plan, stage).held) for stage in set(plan.alike())}
+    work = sum(cost.work_ns for cost in estimated(plan, machine).stages)
+    return work, sum(held[at] for at in plan.alike())
+
+
 def _level_times(cost: StageCost, names: Sequence[str] | None) -> dict[str, float]:
     """Return the estimated time of recomputing, by level of a stage, in ns."""
     if names is None:

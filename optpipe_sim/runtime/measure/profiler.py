@@ -16,7 +16,7 @@ from ...profile import CostProfile, Offload
 from ...profile.parts import join
 from ...stage_cost import StageCost
 from ..device import check_device
-from ..model.plan import Stages
+from ..model.plan import Plan, Stages
 from .copies import Copy, Factors, copy_sizes, interference_facts, measure_copies, op_factors
 from .footprint import (
     OPS,
@@ -101,6 +101,22 @@ def measure(
     return assemble(
         plan, [sizes[at] for at in alike], [times[at] for at in alike], copies, meta, name
     )
+
+
+def measure_microbatch(plan: Plan, how: tuple[str, int, int, Progress]) -> tuple[int, int]:
+    """Return the compute time of one microbatch in all stages (F, B and W), in ns, and the bytes that these hold for it.
+
+    Args:
+        how: device, samples, warmup and progress, as `measure` takes them.
+    """
+    device, samples, warmup, progress = how
+    place, alike, found = check_device(device), plan.alike(), dict[int, tuple[int, int]]()
+    for at, stage in enumerate(sorted(set(alike))):
+        progress(f"sequences of {plan.seq}", at, len(set(alike)))
+        times = stage_times(plan, stage, place, samples, warmup)
+        held = max(stage_bytes(plan, stage, place).held)
+        found[stage] = round(sum(times[op].median for op in ("F", "B", "W"))), held
+    return sum(found[at][0] for at in alike), sum(found[at][1] for at in alike)
 
 
 def copy_facts(copy: Copy) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class Plan:
 
     `optimizer_bytes`: per weight, for the static memory; default: Adam, as in ``estimate``.
     `slices`: tokens of each slice that sequences are cut into, in order; none: they stay whole.
+    `tokens`: of the sequences of each microbatch where these differ, at most `seq`; none: all have `seq`.
     """
 
     model: Model
@@ -38,6 +39,7 @@ class Plan:
     seed: int = 0
     optimizer_bytes: int | None = None
     slices: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for key in ("devices", "chunks", "microbatch", "seq"):
@@ -49,7 +51,15 @@ class Plan:
         check_model(self.model, self.seq)
         counts = layer_counts(self.model, self.stages, seq=self.seq, layers=self.layers)
         object.__setattr__(self, "layers", tuple(counts))
+        self._check_tokens()
         self._check_slices()
+
+    def _check_tokens(self) -> None:
+        wrong = [one for one in self.tokens if not 1 <= one <= self.seq]
+        if wrong:
+            raise OptPipeError(f"tokens: expected 1 to {self.seq} per sequence, got {wrong[0]}")
+        if self.tokens and self.slices:
+            raise OptPipeError("slices: of sequences of one length; leave them out")
 
     def _check_slices(self) -> None:
         if not self.slices:
@@ -68,7 +78,7 @@ class Plan:
     @property
     def cut(self) -> Cut:
         """The slices, for one worker."""
-        return Cut(self.slices)
+        return Cut(self.slices, self.tokens)
 
     @property
     def stages(self) -> int:
@@ -108,13 +118,29 @@ class Plan:
             modules, shape.stages, self.boundary, device=device, rank=rank, cut=self.cut
         )
 
-    def step_batch(self, microbatches: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Return tokens and the tokens that follow them, (microbatches, microbatch, seq) each; the same
-        everywhere."""
+    def step_batch(
+        self, microbatches: int, seed: int, device: str | torch.device = "cpu"
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return tokens of each microbatch and the tokens that follow them, (microbatch, tokens) each; the same
+        everywhere.
+
+        Raises:
+            OptPipeError: where sequences differ, and are those of another number of microbatches.
+        """
+        lengths = self.tokens or (self.seq,) * microbatches
+        if len(lengths) != microbatches:
+            raise OptPipeError(f"tokens: of {len(lengths)} microbatches, but {microbatches} run")
         generator = torch.Generator().manual_seed(seed)
         shape = (microbatches, self.microbatch, self.seq + 1)
-        tokens = torch.randint(0, self.model.vocab, shape, generator=generator)
-        return tokens[..., :-1].contiguous(), tokens[..., 1:].contiguous()
+        drawn = torch.randint(0, self.model.vocab, shape, generator=generator)
+        inputs, targets = (
+            [
+                one[:, first : first + count].contiguous().to(device)
+                for one, count in zip(drawn, lengths, strict=True)
+            ]
+            for first in (0, 1)
+        )
+        return inputs, targets
 
     def module(
         self,

@@ -297,10 +297,11 @@ class Cut:
 
     Args:
         lengths: tokens of each slice, in order; none: sequences stay whole.
+        tokens: of the whole sequences of each microbatch; none: they are as long as the stages' boundary says.
     """
 
-    def __init__(self, lengths: Sequence[int] = ()) -> None:
-        self.lengths = tuple(lengths)
+    def __init__(self, lengths: Sequence[int] = (), tokens: Sequence[int] = ()) -> None:
+        self.lengths, self.tokens = tuple(lengths), tuple(tokens)
         self.slices = max(1, len(self.lengths))
         self._keys: dict[tuple[int, int], Keys] = {}
         # by stage, those that no microbatch uses: they stay, one as long as backward passes of microbatches
@@ -328,6 +329,8 @@ class Cut:
 
     def boundary(self, whole: Boundary, unit: int) -> Boundary:
         """Return the boundary of a unit, from that of a whole microbatch."""
+        if self.tokens:
+            return whole.of_slice(self.tokens[unit])
         return whole if self.slices == 1 else whole.of_slice(self.lengths[unit % self.slices])
 
     # -- what the slices of a microbatch share ---------------------------------------------------------

@@ -60,8 +60,8 @@ class TorchJob:
         inputs, targets = self.plan.step_batch(shape.microbatches, 0)
         modules = self.plan.rank_worker(shape, rank).modules
         zero_gradients(nn.ModuleList(modules.values()).parameters())  # as an optimizer leaves them
-        x = (inputs.flatten(0, 1),) if 0 in modules else ()
-        y = targets.flatten(0, 1) if shape.stages - 1 in modules else None
+        x = (torch.cat(inputs),) if 0 in modules else ()
+        y = torch.cat(targets) if shape.stages - 1 in modules else None
         losses: list[Tensor] = []
         held: list[tuple[Op, int]] = []
         pinned: list[int] = []
@@ -181,7 +181,7 @@ class ShardedJob:
                 True,
             ):  # ours warms up, as on a GPU, and keeps the gradients of the first step
                 schedule._cold = cold
-                schedule.step(inputs.flatten(0, 1), target=targets.flatten(0, 1))
+                schedule.step(torch.cat(inputs), target=torch.cat(targets))
             found.append({n: g.to_local().clone() for n, g in gradients(modules).items()})
         return found
 

@@ -169,7 +169,13 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any) -> None:
     from ....costs.models import active_parameters, mtp_parameters, parameters
     from ....trace.wear import most_written
     from ...outputs.show import warn
-    from ...outputs.stages import answer_text, most_chunks_text, show_levels, show_stages
+    from ...outputs.stages import (
+        answer_text,
+        most_chunks_text,
+        show_factors,
+        show_levels,
+        show_stages,
+    )
 
     def times(stage: int) -> list[str]:
         cost = profile.stages[stage]
@@ -210,13 +216,7 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any) -> None:
     )
     if meta["work"].get("pairs"):
         out.text(_pairs_text(profile))
-    if not profile.alike:
-        longer, sizes = ([float(one) for one in row] for row in zip(*profile.factors, strict=True))
-        out.text(
-            f"{len(longer)} microbatches that differ: {min(longer):.2f} to {max(longer):.2f} times the compute of"
-            f" the usual one, {min(sizes):.2f} to {max(sizes):.2f} times its memory; their order matters: solve -m"
-            f" {len(longer)}"
-        )
+    show_factors(out, profile)
     if profile.offload is not None and profile.offload.nvme is not None:
         out.print(
             f"offloads go to the node's drives: at most {format_size(most_written(profile))} per microbatch"

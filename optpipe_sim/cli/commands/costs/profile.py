@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ....errors import OptPipeError
@@ -24,6 +26,7 @@ EXAMPLE = (
 )
 SUMMARY = "measure a profile here, stage by stage (or count its bytes without a device)"
 FAKE_MACHINE = "h100-sxm"
+SEQ = 2048
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +46,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="devices along the pipeline; each gets --chunks stages",
     )
-    add_numbers(parser, ("chunks", 1, "stages per device"), ("seq", 2048, "tokens per sequence"))
+    add_numbers(parser, ("chunks", 1, "stages per device"))
+    parser.add_argument(
+        "--seq",
+        type=count,
+        metavar="N",
+        help=f"tokens per sequence ({SEQ}; with --lengths those of the longest)",
+    )
+    parser.add_argument(
+        "--lengths",
+        metavar="F",
+        help="a file with the length of the sequence of each microbatch, one per line: the profile's microbatches then"
+        " differ, by what at most eight of these lengths take here (default: all are of --seq tokens)",
+    )
     samples = "samples", 30, "how often each op is measured"
     add_numbers(parser, samples, kind=count_to(MOST_REPEATS))
     parser.add_argument(
@@ -86,15 +101,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Measure, show, save."""
     from ....costs import load_model
+    from ....costs.lengths import with_measured_lengths
     from ....costs.slices import slice_lengths
     from ....profile_io import profile_to_json
 
     model = load_model(arguments.model)
+    tokens = _tokens(arguments)
+    seq = max(tokens, default=arguments.seq or SEQ)
     need_torch("profile")
     from ....runtime.device import check_device
-    from ....runtime.measure.fake import fake_profile, with_latency
+    from ....runtime.measure.fake import fake_microbatch, fake_profile, with_latency
     from ....runtime.measure.footprint import USUAL_LEVELS, check_levels
-    from ....runtime.measure.profiler import measure
+    from ....runtime.measure.profiler import measure, measure_microbatch
     from ....runtime.model.plan import Plan
 
     fake = arguments.device == "fake"
@@ -104,31 +122,32 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     check_levels(levels or ())
     slices = arguments.slices
     if len(slices) == 1:
-        slices = () if slices == (1,) else slice_lengths(arguments.seq, slices[0])
+        slices = () if slices == (1,) else slice_lengths(seq, slices[0])
     if slices and fake:
         raise OptPipeError("--slices: bytes and times of slices are measured: --device cpu or cuda")
     plan = Plan(
         model,
         arguments.stages,
         dtype=arguments.dtype or ("fp32" if arguments.device == "cpu" else "bf16"),
+        seq=seq,
         slices=slices,
-        **same(arguments, "chunks", "seq", "microbatch", "layers", "seed", "optimizer_bytes"),
+        **same(arguments, "chunks", "microbatch", "layers", "seed", "optimizer_bytes"),
     )
     with out.progress("profiling") as progress:
         if fake:
             machine = arguments.machine or FAKE_MACHINE
             profile = fake_profile(plan, machine, progress, levels=levels)
+            microbatch = partial(fake_microbatch, machine=machine)
         else:
-            profile = measure(
-                plan,
-                arguments.device,
-                arguments.samples,
-                arguments.warmup,
-                progress,
-                levels=() if levels is None else levels or USUAL_LEVELS,
-            )
+            how = arguments.device, arguments.samples, arguments.warmup, progress
+            profile = measure(plan, *how, levels=() if levels is None else levels or USUAL_LEVELS)
+            microbatch = partial(measure_microbatch, how=how)
             if arguments.machine:
                 profile = with_latency(profile, plan, arguments.machine)
+        if tokens:
+            profile = with_measured_lengths(
+                profile, tokens, lambda one: microbatch(replace(plan, seq=one))
+            )
     files = write_profile(arguments, profile, "the profile", "save")
     out.result(
         {
@@ -142,6 +161,26 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     return DONE
 
 
+def _tokens(arguments: argparse.Namespace) -> tuple[int, ...]:
+    """Return the tokens of the sequence of each microbatch, by `--lengths`; nothing without it."""
+    from ....costs.lengths import read_lengths
+
+    if not arguments.lengths:
+        return ()
+    if arguments.seq or arguments.slices or arguments.microbatch > 1:
+        raise OptPipeError(
+            "--lengths: each microbatch has one sequence, whole; leave out --seq, --slices and --microbatch"
+        )
+    rows = read_lengths(arguments.lengths)
+    for at, row in enumerate(rows):
+        if len(row) > 1:
+            raise OptPipeError(
+                f"{arguments.lengths}: microbatch {at} is packed from {len(row)} sequences; the stages that are"
+                " measured take one each (`estimate --lengths` takes more)"
+            )
+    return tuple(row[0] for row in rows)
+
+
 def need_torch(command: str) -> None:
     """Raise if torch is not installed."""
     from importlib.util import find_spec
@@ -153,7 +192,13 @@ def need_torch(command: str) -> None:
 def _show(out: Out, profile: CostProfile, name: str, fake: bool, files: dict[str, str]) -> None:
     from rich.text import Text
 
-    from ...outputs.stages import answer_text, most_chunks_text, show_levels, show_stages
+    from ...outputs.stages import (
+        answer_text,
+        most_chunks_text,
+        show_factors,
+        show_levels,
+        show_stages,
+    )
 
     meta = profile.meta
     facts = meta["stages"]
@@ -182,6 +227,7 @@ def _show(out: Out, profile: CostProfile, name: str, fake: bool, files: dict[str
     )
     out.print()
     out.print(most_chunks_text(profile))
+    show_factors(out, profile)
     show_levels(out, profile)
     if fake:
         out.print(

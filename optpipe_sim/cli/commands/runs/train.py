@@ -154,6 +154,11 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
         if arguments.profile
         else _measured(plan, levels, out, arguments.device)
     )
+    if not profile.alike:
+        raise OptPipeError(
+            f"--profile {arguments.profile}: its microbatches differ; those of this training are alike"
+            " (`confirm` runs such a profile)"
+        )
     limit = profile.limits(arguments.memory_limit, "--memory-limit")
     profile = replace(profile, memory_limit=limit)
     name = arguments.schedule or ADAOFFLOAD
