@@ -35,8 +35,10 @@ def commit() -> str | None:
     here = str(Path(__file__).parent.parent)
 
     def git(*words: str) -> str:
+        # without locks: `status` would write the index anew, and half of it where the disk is full
+        line = ("git", "--no-optional-locks", "-C", here, *words)
         return subprocess.run(
-            ("git", "-C", here, *words), capture_output=True, text=True, check=True, timeout=10
+            line, capture_output=True, text=True, check=True, timeout=10
         ).stdout.strip()
 
     try:

@@ -58,7 +58,12 @@ class Running:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "optpipe_sim", "sweep", "odd.yaml", "--jobs", "2", *options],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+                # Python would put half of a module's bytecode beside it where that has not been compiled yet
+                **({"PYTHONDONTWRITEBYTECODE": "1"} if limit_bytes else {}),
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
