@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
@@ -108,6 +109,8 @@ def size_unit(largest_bytes: float) -> tuple[str, int]:
     return next((name, size) for name, size in _SIZES if largest_bytes >= 2 * size or size == 1)
 
 
+# the outlines of letters take their time, and names are those of the next panel again
+@lru_cache(maxsize=4096)
 def text_inches(text: str, points: float, **font: str) -> float:
     """Return the width of a text in inches."""
     if not text:

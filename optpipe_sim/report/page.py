@@ -119,8 +119,9 @@ def _provenance(provenance: Provenance) -> str:
 def _packed(view: View) -> str:
     """Return the figures of a view, one document of Bokeh's, as compressed JSON: most of it is texts that repeat."""
     document = Document()
-    for figure in view.figures:
-        document.add_root(figure)
+    with document.models.freeze():  # else each root looks for all models of those before it, too
+        for figure in view.figures:
+            document.add_root(figure)
     names = {figure.id: figure.name for figure in view.figures}
     items = [{"docid": "view", "roots": names, "root_ids": list(names)}]
     data = {"view": document.to_json(deferred=False)}

@@ -41,13 +41,13 @@ PROFILE = ROOT / "experiments/profiles/zb-1.5b-p8-m24.yaml"
 
 
 @pytest.fixture(scope="module")
-def trace() -> Trace:
-    """Offloading, recomputation inside backwards, messages and waits for memory."""
-    return replayed("adaoffload:recompute=selective", load_profile(LEVELS), 12)
+def report(trace: Trace) -> Report:
+    """The page of the trace."""
+    return Report.of(trace)
 
 
-def test_the_numbers_are_those_of_simulate(trace: Trace) -> None:
-    shown = Page(Report.of(trace).html).tiles
+def test_the_numbers_are_those_of_simulate(trace: Trace, report: Report) -> None:
+    shown = Page(report.html).tiles
     measures = trace.measures()
     assert {"makespan_ns", "bubble_rate", "peak_bytes", "offloaded", "recomputed", "fits"} <= set(
         shown
@@ -79,14 +79,14 @@ def test_the_command_shows_what_simulate_and_explain_print(
     assert f"optpipe-sim report zb-h1 {PROFILE} -m 24" in found.text
 
 
-def test_the_tables_are_those_of_explain(trace: Trace) -> None:
-    found, data = Page(Report.of(trace).html), explain_data(trace)
+def test_the_tables_are_those_of_explain(trace: Trace, report: Report) -> None:
+    found, data = Page(report.html), explain_data(trace)
     gaps = [[cell[1] or cell[0] for cell in row] for row in found.rows("a-idle")]
     assert [(row[0], row[2], row[3], row[6]) for row in gaps] == [
         (str(gap["end_ns"] - gap["start_ns"]), str(gap["device"]), gap["cause"], gap["text"])
         for gap in data["gaps"]
     ]
-    heads = re.findall(r"<th[^>]*><button>([^<]*)</button>", Report.of(trace).html)
+    heads = re.findall(r"<th[^>]*><button>([^<]*)</button>", report.html)
     heads = heads[heads.index("device") : heads.index("device") + len(found.rows("a-devices")[0])]
     for row in found.rows("a-devices"):
         shown = {head: cell[1] for head, cell in zip(heads, row, strict=True)}
@@ -186,8 +186,7 @@ def test_hostile_names_are_shown_as_text(trace: Trace) -> None:
     assert not any(key.startswith("on") for _, attributes in page.tags for key in attributes)
 
 
-def test_the_page_needs_nothing_else(trace: Trace, tmp_path: Path) -> None:
-    report = Report.of(trace)
+def test_the_page_needs_nothing_else(report: Report, tmp_path: Path) -> None:
     outside = [
         value
         for tag, attributes in Page(report.html).tags
@@ -200,18 +199,17 @@ def test_the_page_needs_nothing_else(trace: Trace, tmp_path: Path) -> None:
         report.save(tmp_path / "F.pdf")
 
 
-def test_headings_and_figures_can_be_read_aloud(trace: Trace) -> None:
+def test_headings_and_figures_can_be_read_aloud(trace: Trace, report: Report) -> None:
     found = compare_all(trace.profile, 4, ["1f1b", "gpipe"])
-    for report in (Report.of(trace), Report.of(trace, trace), Report.of_comparison(found)):
-        page = Page(report.html)
+    for each in (report, Report.of(trace, trace), Report.of_comparison(found)):
+        page = Page(each.html)
         levels = [int(tag[1]) for tag, _ in page.tags if tag in ("h1", "h2", "h3")]
         assert levels[0] == 1
         assert all(below <= above + 1 for above, below in pairwise(levels))
         assert all("aria-label" in figure for figure in page.figures)
 
 
-def test_a_report_shows_itself_in_a_notebook(trace: Trace) -> None:
-    report = Report.of(trace)
+def test_a_report_shows_itself_in_a_notebook(report: Report) -> None:
     (frame,) = Page(report._repr_html_()).tags
     assert frame[0] == "iframe"
     base = "\n<base href='about:srcdoc'>"  # links stay in the frame

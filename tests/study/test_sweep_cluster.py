@@ -56,17 +56,27 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def cluster(modules: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A scheduler and two workers, each a process of one thread."""
+@pytest.fixture(scope="module")
+def workers(modules: Path) -> Iterator[Any]:
+    """A scheduler and two workers, each a process of one thread, which is started again where a test kills it."""
     from distributed import LocalCluster
 
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(modules)
+        patch.setenv("PYTHONPATH", str(modules))
+        with LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL
+        ) as cluster:
+            yield cluster
+
+
+@pytest.fixture
+def cluster(workers: Any, modules: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The cluster of this file, with both of its workers."""
     monkeypatch.syspath_prepend(modules)
     monkeypatch.setenv("PYTHONPATH", str(modules))
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=logging.CRITICAL
-    ) as cluster:
-        yield cluster
+    workers.wait_for_workers(2, timeout=60)
+    return workers
 
 
 def experiment(folder: Path, **changes: Any) -> Path:
@@ -74,6 +84,27 @@ def experiment(folder: Path, **changes: Any) -> Path:
     path = folder / "trial.yaml"
     path.write_text(yaml.safe_dump(data))
     return path
+
+
+def test_solvers_and_replays_give_what_they_give_here(cluster, tmp_path) -> None:
+    base = {"profile": PROFILE, "microbatches": 8}
+    grid = {"schedule": ["1f1b", "zb-h1", "adaoffload"], "memory_limit": ["8MiB", "6MiB"]}
+    path = experiment(tmp_path, run="simulate", base=base, grid=grid)
+    for folder, address in (("here", None), ("there", cluster.scheduler_address)):
+        done = sweep(load_experiment(path), tmp_path / folder, cluster=address)
+        assert (done.ran, done.failed) == (6, 0)
+    here, there = ((tmp_path / at / "trial.csv").read_text() for at in ("here", "there"))
+    assert here == there
+    # engines of `auto` are processes, which what runs in a Dask worker may not start by itself
+    path = experiment(
+        tmp_path,
+        run="solve",
+        base={**base, "time_limit": 2},
+        grid={"memory_limit": ["5MiB", "6MiB"]},
+    )
+    done = sweep(load_experiment(path), tmp_path / "there", cluster=cluster.scheduler_address)
+    assert done.failed == 0
+    assert all(row["fits"] for row in load_table(tmp_path / "there", "trial"))
 
 
 def test_a_worker_that_is_killed_on_the_way_costs_nothing(cluster, tmp_path) -> None:
@@ -117,27 +148,6 @@ def test_a_point_that_kills_every_worker_fails_alone(cluster, tmp_path) -> None:
         (2, "its process died (killed, or out of memory)")
     ]
     assert [row["square"] for row in load_table(tmp_path / "out", "trial")] == [0, 1, None, 9]
-
-
-def test_solvers_and_replays_give_what_they_give_here(cluster, tmp_path) -> None:
-    base = {"profile": PROFILE, "microbatches": 8}
-    grid = {"schedule": ["1f1b", "zb-h1", "adaoffload"], "memory_limit": ["8MiB", "6MiB"]}
-    path = experiment(tmp_path, run="simulate", base=base, grid=grid)
-    for folder, address in (("here", None), ("there", cluster.scheduler_address)):
-        done = sweep(load_experiment(path), tmp_path / folder, cluster=address)
-        assert (done.ran, done.failed) == (6, 0)
-    here, there = ((tmp_path / at / "trial.csv").read_text() for at in ("here", "there"))
-    assert here == there
-    # engines of `auto` are processes, which what runs in a Dask worker may not start by itself
-    path = experiment(
-        tmp_path,
-        run="solve",
-        base={**base, "time_limit": 2},
-        grid={"memory_limit": ["5MiB", "6MiB"]},
-    )
-    done = sweep(load_experiment(path), tmp_path / "there", cluster=cluster.scheduler_address)
-    assert done.failed == 0
-    assert all(row["fits"] for row in load_table(tmp_path / "there", "trial"))
 
 
 def test_clusters_that_are_none_are_refused_in_one_line(command_line, tmp_path) -> None:
