@@ -273,6 +273,12 @@ def layer_counts(
     return list(deal_layers(tuple(each), 0.0, head, tuple(range(stages)), model.name))
 
 
+def _embedding(rows: int, width: int) -> nn.Embedding:
+    """Return a table that is still to be filled: torch's own draws normal numbers, on no device by loading its compiler,
+    which takes two seconds of each process."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+
+
 class Decoder(nn.Module):
     """One stage of a decoder: some layers, the embedding before the first, the head after the last.
 
@@ -282,9 +288,9 @@ class Decoder(nn.Module):
 
     def __init__(self, model: Model, at: range, first: bool, last: bool) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(model.vocab, model.hidden) if first else None
+        self.tokens = _embedding(model.vocab, model.hidden) if first else None
         rows = model.positions if first and model.gpt else 0
-        self.positions = nn.Embedding(rows, model.hidden) if rows else None
+        self.positions = _embedding(rows, model.hidden) if rows else None
         self.layers = nn.ModuleDict({str(n): Block(model, model.dense[n]) for n in at})
         self.norm = norm(model) if last else None
         self.head = nn.Linear(model.hidden, model.vocab, bias=False) if last else None
@@ -339,7 +345,7 @@ def build_stage(
         seq: the longest sequence.
         dtype: ``fp32``, ``bf16`` or ``fp16``, of weights, activations and gradients.
         layers: layers per stage; default: balanced (`layer_counts`).
-        fill: draw the weights; without it they are what torch makes them (for shapes alone).
+        fill: draw the weights; without it they are whatever is there (for shapes alone).
 
     Raises:
         OptPipeError: one line with what does not fit.

@@ -228,7 +228,9 @@ def test_the_command_measures_and_saves(command_line, small) -> None:
     assert command_line("simulate P.yaml --schedule zb-h1 -m 4 -q").code == 0
 
 
-def test_the_command_gives_levels(command_line, small) -> None:
+def test_the_command_gives_levels(command_line, tmp_path) -> None:
+    small = tmp_path / "small.json"  # a layer per stage: each level is measured of both stages
+    small.write_text(json.dumps({**SMALL, "layers": 2, "kv_heads": 2, "ffn": 48}))
     line = f"profile --model {small} --device fake --stages 2 --seq 16 --machine a100"
     profile = load_profile(command_line(f"{line} --levels --json").json["profile"])
     names = [level.name for level in profile.stages[0].recompute]
