@@ -35,6 +35,8 @@ def facts(trace: Trace) -> str:
     if shape.chunks > 1:
         parts.append(f"{shape.chunks} chunks each")
     parts.append(counted(shape.microbatches, "microbatch", "microbatches"))
+    if shape.slices > 1:
+        parts.append(f"{shape.slices} slices each")
     parts.append(f"{len(trace.schedule):,} ops")
     limits = sorted(set(trace.memory_limit or ()))
     if limits:

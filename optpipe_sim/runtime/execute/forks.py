@@ -8,6 +8,7 @@ import mmap
 import multiprocessing
 import os
 import pickle
+import shutil
 import struct
 import sys
 from collections.abc import Mapping, Sequence
@@ -88,6 +89,7 @@ def serve_forks(door: Connection) -> None:
     # compiled: once here instead of in every rank
     importlib.import_module("torch._dynamo")
     running: dict[Any, dict[int, Any]] = {}  # by pipe, the processes by rank
+    folders: set[Path] = set()  # which the caller removes, unless it is killed
     while True:
         sentinels: dict[Any, tuple[Any, int]] = {
             process.sentinel: (control, rank)
@@ -109,18 +111,21 @@ def serve_forks(door: Connection) -> None:
             except EOFError:  # the caller has gone
                 break
             with contextlib.suppress(EOFError):
-                running[control] = _fork(control, [door, *running])
+                wanted: Wanted = control.recv()
+                folders.add(wanted.folder)
+                running[control] = _fork(control, wanted, [door, *running])
     for ranks in running.values():
         _kill(ranks)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _fork(control: Connection, others: Sequence[Connection]) -> dict[int, Any]:
-    """Fork the ranks that `control` asks for; return the process of each.
+def _fork(control: Connection, wanted: Wanted, others: Sequence[Connection]) -> dict[int, Any]:
+    """Fork the ranks that are `wanted` over `control`; return the process of each.
 
     Args:
         others: what this process has beside that, and ranks are not to have.
     """
-    wanted: Wanted = control.recv()
     pipes = [Connection(recv_handle(control)) for _ in range(wanted.count)]
     os.chdir(wanted.cwd)
     os.environ.clear()

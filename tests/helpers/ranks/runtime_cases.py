@@ -240,7 +240,9 @@ class OwnStages:
     def rank_worker(self, shape: Shape, rank: int, device: str = "cpu") -> StageWorker:
         return self.worker(shape, rank)
 
-    def step_batch(self, microbatches: int, seed: int) -> tuple[Tensor, Tensor]:
+    def step_batch(
+        self, microbatches: int, seed: int, device: str = "cpu"
+    ) -> tuple[Tensor, Tensor]:
         return residual_batch(microbatches, seed)
 
 

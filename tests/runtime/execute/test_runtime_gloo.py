@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -409,7 +410,8 @@ def test_ranks_that_cannot_start_say_why(tmp_path: Path, monkeypatch: pytest.Mon
         ranks._start("json")
 
 
-def test_ranks_end_with_the_process_that_started_them():
+def test_ranks_end_with_the_process_that_started_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     profile = profile_of(GPT, 2)
     task = Task(Case(build("1f1b", profile, 2), profile))
 
@@ -424,3 +426,4 @@ def test_ranks_end_with_the_process_that_started_them():
     assert ended(ranks, 5)
     assert server not in [own.process.pid for own in launch._SERVERS]
     assert ended([server], 60)
+    assert list(tmp_path.glob("optpipe-ranks-*")) == []
