@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import runtime_cases
 import torch
-from runtime_cases import GPT, plan_of, profile_of, with_levels, with_offloads
+from runtime_cases import plan_of, profile_of, with_levels, with_offloads
 from virtual_gpu import VirtualGpu, nccl
 
 from optpipe_sim import build
@@ -27,6 +29,7 @@ from optpipe_sim.runtime.program.issue import issue_order
 from optpipe_sim.runtime.program.program import Prepared, levels_of, linear_programs
 from optpipe_sim.sim.lower import Lowered, lower
 
+GPT = replace(runtime_cases.GPT, layers=4)  # one or two per stage
 PLAN = plan_of(GPT, 2)
 M = 6
 LEVELS = ("norms+mlp", "full", "stage")
