@@ -111,7 +111,7 @@ def orders(draw: st.DrawFn) -> tuple[Problem, Order, Setting]:
     problem = Problem(profile, draw(st.integers(1, 5)), profile.limits(None))
     noise = np.random.default_rng(draw(SEEDS))
     due = noise.integers(0, random.choice((1, 3, 100)), (len(OpKind), len(profile.stages), 5))
-    order = Order(due[:, :, : problem.microbatches], random.choice((0, 5, 10**6)))
+    order = Order(due[:, :, : problem.microbatches].copy(), random.choice((0, 5, 10**6)))
     setting = Setting(
         tolerance=random.choice((0, 500, 1000)),
         ahead=random.choice((500, 1500, 5000)),
