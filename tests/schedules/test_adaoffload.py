@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from optpipe_sim.schedules.adaoffload.waves import WAVES, Wave, play
 from optpipe_sim.solvers.anneal.annealer import Workspace
 from optpipe_sim.solvers.anneal.plans import pack
 from optpipe_sim.solvers.problem import make_problem
+from optpipe_sim.stage_cost import StageCost
 
 
 @st.composite
@@ -309,14 +311,15 @@ def test_what_ops_release_is_read_from_the_table(
     groups: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a table in which W releases everything, the replay, AdaOffload and the annealer still agree."""
-    enter = op_table._enter
+    common = op_table._common
 
-    def all_at_w(table: op_table.OpTable, stage: int, treatment: int, *rest: object) -> None:
-        enter(table, stage, treatment, *rest)  # type: ignore[arg-type]
-        table.released_bytes[W, stage, treatment] += table.released_bytes[B, stage, treatment]
-        table.released_bytes[B, stage, treatment] = 0
+    def all_at_w(cost: StageCost, *rest: Any) -> op_table._Column:
+        column = common(cost, *rest)
+        column.released_bytes[W] += column.released_bytes[B]
+        column.released_bytes[B] = 0
+        return column
 
-    monkeypatch.setattr(op_table, "_enter", all_at_w)
+    monkeypatch.setattr(op_table, "_common", all_at_w)
     # a name of its own, as profiles are kept with their tables
     profile = replace(uniform(4, 266, 16, host_link_groups=groups), name=f"all at W {groups}")
     found = Problem(profile, 12, profile.memory_limit).play(Setting())
