@@ -67,6 +67,37 @@ def test_plans_pin_what_their_replay_pins(case: tuple[Problem, Schedule]) -> Non
         assert exceeds(plan, work.costs, host, work.times) == (peak > limit)
 
 
+@pytest.mark.parametrize(
+    ("copied", "ends", "begins"),
+    [(("0.0", "1.0"), "R0.0", "O1.0"), (("1.0", "0.2"), "R1.0", "O0.2")],
+)
+def test_what_comes_back_makes_room_for_what_leaves_at_that_instant(
+    copied: tuple[str, str], ends: str, begins: str
+) -> None:
+    """On either device: by hand, the one R ends when the other O begins, so that one activation is pinned at most."""
+    programs = []
+    for stage in range(2):
+        forwards = []
+        for mb in range(3):
+            one = f"{stage}.{mb}"
+            forwards.append(f"F{one} O{one} R{one}" if one in copied else f"F{one}")
+        programs.append(
+            " ".join([*forwards, *(f"B{stage}.{mb} W{stage}.{mb}" for mb in range(3))]).split()
+        )
+    offload = {**COPIES, "host_limit_bytes": 10**6}
+    problem = make_problem(uniform(2, t_comm_ns=0, offload=offload), 3, 10**6)
+    schedule = Schedule(problem.shape, programs)
+    trace = problem.replay(schedule)
+    spans = {str(one.op): one for one in trace.spans}
+    assert spans[ends].end_ns == spans[begins].start_ns
+    work = Workspace(problem)
+    plan = pack(problem, schedule)
+    assert work.evaluate(plan)[0] == trace.makespan_ns
+    assert trace.host_peak_bytes == 100
+    for limit, over in ((100, False), (99, True)):
+        assert exceeds(plan, work.costs, work.host._replace(limit=limit), work.times) == over
+
+
 @pytest.mark.parametrize(("host_limit", "most"), [(200, 390), (300, 352)])
 def test_the_search_goes_on_where_the_limit_binds(host_limit: int, most: int) -> None:
     """CP-SAT finds 364 and 348 in 20 s; AdaOffload ends at 417 and 357."""
