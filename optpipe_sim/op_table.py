@@ -17,9 +17,8 @@ from .stage_cost import RecomputeLevel, StageCost
 
 KEEP = 0
 KINDS = len(OpKind)
-IN_ORDER = [
-    kind in (F, R) for kind in OpKind
-]  # the kinds that are granted memory in program order always
+# by kind, whether it is always granted its memory in the order of the program
+IN_ORDER = [kind in (F, R) for kind in OpKind]
 Level = TypeVar("Level", int, np.ndarray)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Any
@@ -41,14 +42,7 @@ class RecomputeLevel:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ProfileError(f"name: expected a text that names the level, got {self.name!r}")
-        for key, (low, high) in _OF_LEVELS.items():
-            value = getattr(self, key)
-            # nearly always: searches and estimates make levels by the thousand
-            if type(value) is int and low <= value <= high:
-                continue
-            value = _read_size(self, key)
-            if value is not None or key in ("t_ns", "keep_bytes"):
-                _check_amount(key, value, low, high)
+        _check_amounts(self, _OF_LEVELS, needed=("t_ns", "keep_bytes"))
 
     def working_bytes(self, act_bytes: int) -> int:
         """Return what F, or a BW that recomputes inside, holds beside `keep_bytes`."""
@@ -73,6 +67,22 @@ def _most(key: str) -> int:
     if key == "layers":
         return MAX_LAYERS
     return MAX_TIME_NS if key.endswith("_ns") else MAX_BYTES
+
+
+def _check_amounts(
+    cost: RecomputeLevel | StageCost,
+    ranges: Mapping[str, tuple[int, int]],
+    needed: Sequence[str] = (),
+) -> None:
+    """Check the fields that have a range; what is not `needed` may be None."""
+    for key, (low, high) in ranges.items():
+        value = getattr(cost, key)
+        # nearly always one of these: searches and estimates make costs and levels by the thousand
+        if type(value) is int and low <= value <= high:
+            continue
+        if value is None and key not in needed:
+            continue
+        _check_amount(key, _read_size(cost, key), low, high)
 
 
 def _check_amount(key: str, value: Any, least: int, most: int) -> None:
@@ -126,12 +136,7 @@ class StageCost:
             raise ProfileError("splits: False asks for t_w and w of 0, and no t_bw beside t_b")
         if self.offload_bytes is None:
             object.__setattr__(self, "offload_bytes", self.act_bytes)
-        for key, (low, high) in _RANGES.items():
-            value = getattr(self, key)
-            # nearly always: searches and estimates make costs by the thousand
-            if value is None or (type(value) is int and low <= value <= high):
-                continue
-            _check_amount(key, _read_size(self, key), low, high)
+        _check_amounts(self, _RANGES)
         if self.w_bytes > self.act_bytes:
             size, most = format_sizes(self.w_bytes, self.act_bytes)
             raise ProfileError(f"w_bytes: {size} is more than act_bytes, {most}")

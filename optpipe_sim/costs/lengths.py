@@ -27,7 +27,7 @@ from .provenance import model_flops
 from .work import Work
 
 DIGITS = 4  # of factors: microbatches that differ by less count as alike
-MEASURED = 8  # lengths at most: each takes as long as a profile
+MEASURED = 8  # lengths at most: of each, all stages that differ run a few dozen times
 
 
 def read_lengths(path: str | os.PathLike[str]) -> list[tuple[int, ...]]:
@@ -53,6 +53,21 @@ def _length(value: Any, where: str) -> int:
     if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= 10**9:
         raise OptPipeError(f"{where}: expected tokens of a sequence, from 1 to 10^9, got {value!r}")
     return tokens
+
+
+def one_each(microbatches: Sequence[Sequence[int]], where: str) -> tuple[int, ...]:
+    """Return the tokens of microbatches that have one sequence each, as stages that run here do.
+
+    Raises:
+        OptPipeError: begins with `where`, and names one that is packed from several.
+    """
+    for at, lengths in enumerate(microbatches):
+        if len(lengths) > 1:
+            raise OptPipeError(
+                f"{where}: microbatch {at} is packed from {len(lengths)} sequences; stages that run here take one"
+                " each, those of `estimate --lengths` any number"
+            )
+    return tuple(one for (one,) in microbatches)
 
 
 def with_lengths(
@@ -127,7 +142,6 @@ def with_measured_lengths(
         [_rounded(between, part[-1]) for between in np.interp(tokens, chosen, part).tolist()]
         for part in zip(*rows, strict=True)
     )
-
     return replace(
         profile,
         microbatch_time=tuple(times),

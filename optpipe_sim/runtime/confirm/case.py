@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from ...costs import load_model
+from ...costs.lengths import one_each
 from ...costs.models import Model
 from ...costs.slices import slice_lengths
 from ...errors import OptPipeError
@@ -80,13 +81,7 @@ def _tokens(profile: CostProfile) -> tuple[int, ...]:
             f"profile {profile.name}: its microbatches differ, but it does not say how long their sequences"
             " are (`estimate --lengths` and `profile --lengths` write that)"
         )
-    packed = next((at for at, each in enumerate(lengths) if len(each) > 1), None)
-    if packed is not None:
-        raise OptPipeError(
-            f"profile {profile.name}: microbatch {packed} is packed from {len(lengths[packed])} sequences;"
-            " the stages that run here take one each"
-        )
-    return tuple(each[0] for each in lengths)
+    return one_each(lengths, f"profile {profile.name}")
 
 
 def _lengths(said: Any, seq: int, slices: int) -> tuple[int, ...]:

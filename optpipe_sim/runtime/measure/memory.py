@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 COUNTS = ("requested", "allocated", "reserved")
 
@@ -45,17 +46,6 @@ class Meter:
 def meter(device: str | torch.device, room_bytes: int | None = None) -> Meter:
     """Return the meter for that device; on a GPU with a cap (see `CudaBytes`)."""
     return CudaBytes(device, room_bytes) if torch.device(device).type == "cuda" else LiveBytes()
-
-
-def _leaves(value: object) -> Iterator[object]:
-    """Yield what an op takes or returns, out of its lists and dicts (torch's own way takes as long as most ops)."""
-    if isinstance(value, tuple | list):
-        for one in value:
-            yield from _leaves(one)
-    elif isinstance(value, dict):
-        yield from _leaves(tuple(value.values()))
-    else:
-        yield value
 
 
 class LiveBytes(TorchDispatchMode, Meter):
@@ -112,13 +102,13 @@ class LiveBytes(TorchDispatchMode, Meter):
     ) -> Any:
         """Run the op; unknown inputs existed before, unknown outputs are new."""
         kwargs = kwargs or {}
-        for value in _leaves((args, kwargs)):
+        for value in tree_iter((args, kwargs)):
             if isinstance(value, torch.Tensor):
                 self._watch(value.untyped_storage(), 0)
             elif isinstance(value, torch.UntypedStorage):  # host memory, see `stash.HostSlab`
                 self._watch(value, 0)
         found = func(*args, **kwargs)
-        for value in _leaves(found):
+        for value in tree_iter(found):
             if isinstance(value, torch.Tensor):
                 self.add(value.untyped_storage())
         return found

@@ -103,13 +103,11 @@ def measure(
     )
 
 
-def measure_microbatch(plan: Plan, how: tuple[str, int, int, Progress]) -> tuple[int, int]:
-    """Return the compute time of one microbatch in all stages (F, B and W), in ns, and the bytes that these hold for it.
-
-    Args:
-        how: device, samples, warmup and progress, as `measure` takes them.
-    """
-    device, samples, warmup, progress = how
+def measure_microbatch(
+    plan: Plan, device: str, samples: int, warmup: int, progress: Progress
+) -> tuple[int, int]:
+    """Return the compute time of one microbatch in all stages (F, B and W), in ns, and the bytes that these hold for
+    it; all else as in `measure`."""
     place, alike, found = check_device(device), plan.alike(), dict[int, tuple[int, int]]()
     for at, stage in enumerate(sorted(set(alike))):
         progress(f"sequences of {plan.seq}", at, len(set(alike)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ....errors import OptPipeError
@@ -134,20 +133,23 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         **same(arguments, "chunks", "microbatch", "layers", "seed", "optimizer_bytes"),
     )
     with out.progress("profiling") as progress:
+        machine = arguments.machine or FAKE_MACHINE
+        how = arguments.device, arguments.samples, arguments.warmup, progress
+
+        def microbatch(length: int) -> tuple[int, int]:
+            shorter = replace(plan, seq=length)
+            if fake:
+                return fake_microbatch(shorter, machine)
+            return measure_microbatch(shorter, *how)
+
         if fake:
-            machine = arguments.machine or FAKE_MACHINE
             profile = fake_profile(plan, machine, progress, levels=levels)
-            microbatch = partial(fake_microbatch, machine=machine)
         else:
-            how = arguments.device, arguments.samples, arguments.warmup, progress
             profile = measure(plan, *how, levels=() if levels is None else levels or USUAL_LEVELS)
-            microbatch = partial(measure_microbatch, how=how)
             if arguments.machine:
                 profile = with_latency(profile, plan, arguments.machine)
         if tokens:
-            profile = with_measured_lengths(
-                profile, tokens, lambda one: microbatch(replace(plan, seq=one))
-            )
+            profile = with_measured_lengths(profile, tokens, microbatch)
     files = write_profile(arguments, profile, "the profile", "save")
     out.result(
         {
@@ -163,7 +165,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
 def _tokens(arguments: argparse.Namespace) -> tuple[int, ...]:
     """Return the tokens of the sequence of each microbatch, by `--lengths`; nothing without it."""
-    from ....costs.lengths import read_lengths
+    from ....costs.lengths import one_each, read_lengths
 
     if not arguments.lengths:
         return ()
@@ -171,14 +173,7 @@ def _tokens(arguments: argparse.Namespace) -> tuple[int, ...]:
         raise OptPipeError(
             "--lengths: each microbatch has one sequence, whole; leave out --seq, --slices and --microbatch"
         )
-    rows = read_lengths(arguments.lengths)
-    for at, row in enumerate(rows):
-        if len(row) > 1:
-            raise OptPipeError(
-                f"{arguments.lengths}: microbatch {at} is packed from {len(row)} sequences; the stages that are"
-                " measured take one each (`estimate --lengths` takes more)"
-            )
-    return tuple(row[0] for row in rows)
+    return one_each(read_lengths(arguments.lengths), arguments.lengths)
 
 
 def need_torch(command: str) -> None:
