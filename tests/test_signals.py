@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from optpipe_sim.cli import main
-from optpipe_sim.processes.signals import LOSING, ctrl_c_arrives
+from optpipe_sim.processes.signals import LATER_S, LOSING, ctrl_c_arrives
 
 DROPPING = """
 def call():
@@ -48,11 +48,12 @@ def test_ctrl_c_comes_later_where_it_would_be_dropped(path: str) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_two_that_come_where_they_would_be_dropped_are_one() -> None:
-    """The second would end what the first lets be written."""
+@pytest.mark.parametrize("after_s", [0, LATER_S, 2 * LATER_S])
+def test_two_that_come_where_they_would_be_dropped_are_one(after_s: float) -> None:
+    """The second would end what the first lets be written; it may come while the first is put off, or when that is over."""
     text = DROPPING.replace("signal.SIGINT)", "signal.SIGINT)\n        inner()", 1)
     names: dict[str, object] = {"os": os, "signal": signal, "dropped": (dropped := [])}
-    names["inner"] = lambda: os.kill(os.getpid(), signal.SIGINT)
+    names["inner"] = lambda: time.sleep(after_s) or os.kill(os.getpid(), signal.SIGINT)
     exec(compile(text, enum.__file__, "exec"), names)
     call = names["call"]
     assert callable(call)

@@ -13,6 +13,7 @@ from types import FrameType
 
 POLL_S = 0.5  # between two checks that the parent is alive
 LATER_S = 0.002
+JOIN_S = 0.1  # not for ever: the main thread may have been interrupted where it holds what a thread needs to end
 # Python code that is called from C: numpy looks attributes up, numba reads what it returns with, LLVM has compiled
 LOSING = (
     enum.__file__,
@@ -65,7 +66,7 @@ def ctrl_c_arrives() -> Iterator[None]:
         yield  # another thread receives it, or another handler answers it
         return
 
-    waiting: list[threading.Timer] = []  # at most one on its way
+    waiting: list[threading.Timer] = []  # on a busy machine the one before may be late
     due_s = 0.0
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -77,7 +78,7 @@ def ctrl_c_arrives() -> Iterator[None]:
             due_s = time.monotonic() + LATER_S
             later = threading.Timer(LATER_S, signal.pthread_kill, (main.ident, number))
             later.daemon = True
-            waiting[:] = [later]
+            waiting.append(later)
             later.start()
 
     signal.signal(signal.SIGINT, interrupt)
@@ -88,8 +89,12 @@ def ctrl_c_arrives() -> Iterator[None]:
 
 
 def _cancel(timers: list[threading.Timer]) -> None:
+    """None of them sends a signal after this; one that has begun to, sends it now."""
     for timer in timers:
         timer.cancel()
+    for timer in timers:
+        if timer.is_alive():
+            timer.join(JOIN_S)
 
 
 def _within(frame: FrameType | None, files: tuple[str, ...]) -> bool:

@@ -20,7 +20,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def run(folder: Path, *words: str) -> int:
-    return make.main(["--library", str(folder), "--seconds", "1", *words, NAME])
+    return make.main(["--library", str(folder), "--seconds", "4", *words, NAME])
 
 
 def test_what_is_there_is_left_alone(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from optpipe_sim.runtime.execute.record import measured_trace
 from optpipe_sim.sim.difference import Difference
 from optpipe_sim.sim.lower import lower
 
-BATCHES, ITERATIONS, MICROBATCHES = 4, 3, 4
+TRIES, MICROBATCHES = 12, 4
 NEAR = {1: 1.05, 2: 1.10}  # by chunks
 CASES = {  # chunks and options
     "1f1b": (1, {}),
@@ -49,7 +49,7 @@ def profile_of(devices: int, chunks: int) -> CostProfile:
 @pytest.mark.timing
 @pytest.mark.parametrize("p", [2, 4])
 def test_a_run_takes_as_long_as_predicted(p: int, request: pytest.FixtureRequest):
-    """The least of three iterations; a machine that is busy gets four tries."""
+    """One iteration of twelve does: what else the machine is busy with only makes them longer."""
     missed, ranks = [], request.getfixturevalue({2: "two", 4: "four"}[p])
     for name, (chunks, options) in CASES.items():
         profile = profile_of(p, chunks)
@@ -58,9 +58,9 @@ def test_a_run_takes_as_long_as_predicted(p: int, request: pytest.FixtureRequest
         copies = any(op.kind is O for program in schedule.programs for op in program)
         assert copies == (name in OFFLOADING)
         lowered = lower(schedule, profile, options.get("limit"))
-        task = Task(Case(schedule, profile, options.get("limit")), iterations=ITERATIONS)
+        task = Task(Case(schedule, profile, options.get("limit")))
         found = []
-        for _ in range(BATCHES):
+        for _ in range(TRIES):
             results = ranks.run(task)
             for records in zip(*(result.records for result in results), strict=True):
                 measured = measured_trace(lowered, records)
