@@ -68,6 +68,15 @@ def test_times_that_are_given_are_those_of_the_whole_way() -> None:
     assert copies(load_profile(data)) == (7e-6, 8e-6)
 
 
+@pytest.mark.parametrize("groups", [(), ((0,),)])
+def test_a_lone_device_is_written_with_the_groups_that_it_has(
+    groups: tuple[tuple[int, ...], ...],
+) -> None:
+    lone = profile({"write_gb_per_s": 1, "read_gb_per_s": 1}, devices=1)
+    lone = replace(lone, offload=replace(lone.offload, host_link_groups=groups))
+    assert load_profile(profile_to_json(lone)) == lone
+
+
 @given(cases())
 @settings(max_examples=25, deadline=None)
 def test_engines_and_checker_agree_and_staging_holds(case: tuple[CostProfile, Schedule]) -> None:

@@ -158,7 +158,7 @@ def _offload_to_json(profile: CostProfile, offload: Offload) -> dict[str, Any]:
     data["host_link"] = offload.host_link
     if offload.host_link_groups:
         data["host_link_groups"] = [list(group) for group in offload.host_link_groups]
-    elif offload.nvme is not None and not offload.writes_behind:
+    elif offload.nvme is not None and not offload.writes_behind and profile.devices > 1:
         # where a file says nothing, a node's devices share one
         data["host_link_groups"] = [[device] for device in range(profile.devices)]
     if offload.host_limit_bytes is not None:

@@ -196,17 +196,16 @@ def _waits(reasons: Reasons, op: Op) -> list[tuple[str, int, Op | None, str]]:
     sent = [need for need in reasons.needs[op] if reasons.device[need] != device]
     back = [need for need in reasons.needs[op] if need.kind is R]
     found: list[tuple[str, int, Op | None, str]] = []
-    before = reasons.before[op]
-    sending = reasons.trace.profile.sending_ns
-    if sending and before in reasons.sends:
-        until = reasons.end[before] + sending
-        text = f"the device sends the message of {before} until {format_time(until)}"
-        found.append(("communication", until, before, text))
+    for sending in reasons.sending(reasons.before[op]):
+        text = _because(reasons, op, sending)
+        found.append(("communication", sending.until_ns, sending.by, text))
     for need in sent:
-        where, arrives = f"{need} (device {reasons.device[need]})", reasons.arrival[need, op]
         ends = format_time(reasons.end[need])
-        found.append(("neighbour", reasons.end[need], need, f"{where} ends only at {ends}"))
-        text = f"the message of {where} arrives at {format_time(arrives)}"
+        text = f"{need} (device {reasons.device[need]}) ends only at {ends}"
+        found.append(("neighbour", reasons.end[need], need, text))
+    for need in sent:
+        arrives = reasons.arrival[need, op]
+        text = f"the message of {need} (device {reasons.device[need]}) arrives at {format_time(arrives)}"
         found.append(("communication", arrives, need, text))
     for need in back:
         text = (

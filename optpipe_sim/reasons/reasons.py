@@ -167,6 +167,14 @@ class Reasons:
         forward = self.ahead.get(op, op)
         return f"{forward}+{self.behind[forward]}" if forward in self.behind else str(op)
 
+    def sending(self, before: Op) -> list[Reason]:
+        """Return the reason that the messages of an op are to what comes behind it on the compute stream, if
+        any: with blocking links they keep the stream busy, of a pair one after the other, the last by its backward."""
+        halves = (before, self.behind.get(before))
+        senders = [half for half in halves if half in self.sends]
+        taken = len(senders) * self.trace.profile.sending_ns
+        return [Reason("sending", senders[-1], self.end[before] + taken, taken)] if taken else []
+
     def of_start(self, op: Op) -> list[Reason]:
         """Return all reasons for the start of `op`, the last (binding) one first; of a pair, those of
         its forward."""
@@ -177,9 +185,7 @@ class Reasons:
         before = self.before.get(op)
         if before is not None:
             yield Reason("stream" if op.kind in COMPUTE else "engine", before, self.end[before])
-            sending = self.trace.profile.sending_ns
-            if sending and op.kind in COMPUTE and before in self.sends:
-                yield Reason("sending", before, self.end[before] + sending, sending)
+            yield from self.sending(before)
         for need in self.needs[op]:
             time = self.arrival.get((need, op), self.end[need])
             lag = time - self.end[need]

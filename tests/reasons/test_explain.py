@@ -301,7 +301,7 @@ def test_the_report() -> None:
     )
 
 
-@given(case=cases())
+@given(case=cases(levels=True, slices=True, differ=True, pairs=True))
 @settings(max_examples=60, deadline=None)
 def test_parts_add_up(case: tuple[CostProfile, Schedule]) -> None:
     profile, schedule = case
@@ -352,3 +352,48 @@ def test_a_pair_is_named_as_one_op_with_what_pairs_hide() -> None:
     # two pairs of 3 ms, 0.5 ms of each hidden
     assert "2 of 6 forwards are one op with a backward; these take 5 ms in all, 16.7% less" in text
     assert "one op" not in explain(two_stages())
+
+
+def test_what_follows_a_pair_waits_until_both_its_messages_are_sent() -> None:
+    """On blocking links of 1 ms. The pair of device 1 runs from 8 to 11 ms, as BW2.0 (5 to 7) arrives at 8; then its F is sent, until
+    12, and its BW until 13. The pair of device 2, from 15 to 18 ms, has only its BW to send, until 19."""
+    profile = unit_profile(3, t_comm_us=1000, links="blocking")
+    trace = traced(
+        profile,
+        "F0.0 F0.1 F0.2 BW0.0 BW0.1 BW0.2",
+        "F1.0 F1.1+BW1.0 F1.2 BW1.1 BW1.2",
+        "F2.0 BW2.0 F2.1 F2.2+BW2.1 BW2.2",
+        m=3,
+    )
+    for op, device, until, sent in (("F1.2", 1, 13, "BW1.0"), ("BW2.2", 2, 19, "BW2.1")):
+        said = f"the device sends the message of {sent} until {until} ms"
+        assert why(trace, parse_op(op)).startswith(
+            f"{op} starts at {until} ms on device {device}: {said}."
+        )
+        (gap,) = [gap for gap in idle(trace, device) if gap.op == parse_op(op)]
+        assert (gap.cause, gap.end_ns) == ("communication", until * MS)
+        assert gap.text.endswith(f"{op} waits; {said}")
+    assert all(cause != "slack" for _, _, _, cause, _ in steps(trace))
+
+
+def test_a_pair_waits_for_both_neighbours_before_it_waits_for_messages() -> None:
+    """As waits are divided: device 1 is free from 6 ms on; its pair's F0.1 ends at 8 and arrives at 9, its BW2.0 ends at 10 and arrives
+    at 11. What passes between 8 and 9 ms is no wait for a message."""
+    profile = unit_profile(3, t_comm_us=1000)
+    slow = replace(profile.stages[0], t_f_ns=4 * MS)
+    trace = traced(
+        replace(profile, stages=(slow, *profile.stages[1:])),
+        "F0.0 F0.1 BW0.0 BW0.1",
+        "F1.0 F1.1+BW1.0 BW1.1",
+        "F2.0 BW2.0 F2.1 BW2.1",
+    )
+    gaps = [gap for gap in idle(trace, 1) if gap.op == parse_op("F1.1")]
+    assert [(g.start_ns / MS, g.end_ns / MS, g.cause, str(g.by)) for g in gaps] == [
+        (6, 8, "neighbour", "F0.1"),
+        (8, 10, "neighbour", "BW2.0"),
+        (10, 11, "communication", "BW2.0"),
+    ]
+    waits = {
+        cause: ns[trace.schedule.row(parse_op("F1.1"))] for cause, ns in trace.waits_ns.items()
+    }
+    assert (waits["neighbour"], waits["communication"]) == (4 * MS, 1 * MS)
