@@ -46,8 +46,8 @@ def _looked_up(schedule: Schedule, profile: CostProfile, treatment: np.ndarray) 
         found = OpCosts(*(array.ravel()[flat] for array in profile.op_table))
         return _as_one(schedule, profile, found)
     whole = np.zeros((schedule.shape.stages, schedule.shape.units), np.int64)
-    behind, _ = offloads_behind(schedule)
-    whole[tuple(schedule.table[behind, 1:].T)] = 1
+    rows, forwards = _last_forwards(schedule)
+    whole[tuple(schedule.table[rows[forwards < rows], 1:].T)] = 1
     part = profile.parts_of(schedule.shape)[units]
     at = whole[stages, units], part, kinds, stages, treatment
     found = OpCosts(*(array[at] for array in profile.part_tables))
@@ -72,15 +72,13 @@ def _as_one(schedule: Schedule, profile: CostProfile, costs: OpCosts) -> OpCosts
     return costs
 
 
-def offloads_behind(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of the O's that follow the F of their microbatch's last slice in the program,
-    and the rows of those F's: only these O's may move keys and values."""
+def _last_forwards(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of all O's, and of the F's of their microbatches' last slices: only an O that follows that F
+    in the program may move keys and values."""
     shape = schedule.shape
     rows = np.flatnonzero(schedule.table[:, 0] == O)
     _, stages, units = schedule.table[rows].T.astype(np.int64)
-    forwards = schedule.rows[encode(shape, F, stages, shape.last_slice(units))]
-    behind = forwards < rows
-    return rows[behind], forwards[behind]
+    return rows, schedule.rows[encode(shape, F, stages, shape.last_slice(units))]
 
 
 def edges(schedule: Schedule, profile: CostProfile) -> tuple[np.ndarray, np.ndarray]:
@@ -97,13 +95,21 @@ def edges(schedule: Schedule, profile: CostProfile) -> tuple[np.ndarray, np.ndar
 
 def moves_of_keys(schedule: Schedule, profile: CostProfile) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of the O's that move keys and values, and the rows of the F's that they wait for."""
-    behind, forwards = offloads_behind(schedule)
-    _, stages, units = schedule.table[behind].T
+    rows, forwards = may_move_keys(schedule, profile)
+    behind = forwards < rows
+    return rows[behind], forwards[behind]
+
+
+def may_move_keys(schedule: Schedule, profile: CostProfile) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the O's that move more behind the F of their microbatch's last slice than before it, and the
+    rows of those F's."""
+    rows, forwards = _last_forwards(schedule)
+    _, stages, units = schedule.table[rows].T
     treatment = treatments(schedule, profile)[stages, units]
     part = profile.parts_of(schedule.shape)[units]
     moved = profile.part_tables.released_bytes[:, part, O, stages, treatment]
-    takes = moved[0] < moved[1]
-    return behind[takes], forwards[takes]
+    more = moved[0] < moved[1]
+    return rows[more], forwards[more]
 
 
 def treatments(schedule: Schedule, profile: CostProfile) -> np.ndarray:

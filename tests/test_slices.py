@@ -149,6 +149,22 @@ def test_keys_and_values_leave_behind_the_last_forward() -> None:
     assert simulate(late, some).span(parse_op("O0.0/0")).start_ns == 10
 
 
+@pytest.mark.parametrize("kv", [0, 30])
+def test_lowering_moves_an_offload_across_the_last_forward_where_that_changes_nothing(
+    kv: int,
+) -> None:
+    """Only one activation fits: F0.0/1 waits until O0.0/0, which follows it in the program, has ended. Lowered, the O precedes it;
+    it moves 60 bytes on either side, of 100, at most 30 of them keys and values."""
+    profile = sliced(kv_bytes=kv, offload_bytes=60, offload={"t_offload_ns": 5, "t_reload_ns": 5})
+    program = "F0.0/0 F0.0/1 O0.0/0 BW0.0/1 R0.0/0 BW0.0/0"
+    schedule = Schedule(profile.shape(1), [program.split()])
+    trace = simulate(schedule, profile, 140)
+    assert trace.span(parse_op("F0.0/1")).start_ns == 15
+    lowered = lower(schedule, profile, 140)
+    assert sorted(lowered.replay().spans) == sorted(trace.spans)
+    assert lowered.schedule.to_text() == "0: F0.0/0 O0.0/0 F0.0/1 BW0.0/1 R0.0/0 BW0.0/0\n"
+
+
 def test_backwards_come_in_reverse() -> None:
     profile = sliced()
     wrong = Schedule(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from ..op_costs import op_costs
-from ..ops import COMPUTE, TRANSFERS, F, O, Op, R, SliceOp, dependencies
+from ..op_costs import may_move_keys, op_costs
+from ..ops import COMPUTE, TRANSFERS, O, Op, R, dependencies
 from ..profile import CostProfile
 from ..schedule import Schedule, validate
 from ..trace import Trace
@@ -141,6 +141,8 @@ def _issue_order(
     if not backwards.any():
         return None
     old_rows = np.arange(len(schedule))
+    # which of the two comes first decides what the O moves
+    sides = np.sort(np.stack(may_move_keys(schedule, profile), axis=1), axis=1)
     for device in np.unique(schedule.devices[waits[0][backwards]]).tolist():
         first, last = schedule.offsets[device : device + 2].tolist()
         here = schedule.devices[waits[0]] == device
@@ -148,11 +150,8 @@ def _issue_order(
             zip((waits[1][here] - first).tolist(), (waits[0][here] - first).tolist(), strict=True)
         )
         asks = op_costs(schedule, profile).asks[first:last].tolist()
-        if schedule.shape.slices > 1:
-            pairs = [
-                *pairs,
-                *_around_last_slice(schedule.flat_programs[device], schedule.shape.slices),
-            ]
+        around = (sides >= first) & (sides < last)
+        pairs += [tuple(side) for side in (sides[around[:, 0]] - first).tolist()]
         order = _reorder(schedule.flat_programs[device], profile, asks, pairs)
         old_rows[first:last] = first + np.array(order)
     new_row = np.empty_like(old_rows)
@@ -170,16 +169,6 @@ def _issue_order(
         ),
         new_row,
     )
-
-
-def _around_last_slice(program: Sequence[Op], slices: int) -> Iterator[tuple[int, int]]:
-    """Return pairs of each O and the F of its microbatch's last slice in program order, which decides what the
-    O moves."""
-    at = {op: here for here, op in enumerate(program)}
-    for op, here in at.items():
-        if op.kind is O and isinstance(op, SliceOp) and op.slice != slices - 1:
-            forward = at[op._replace(kind=F, slice=slices - 1)]
-            yield min(here, forward), max(here, forward)
 
 
 def _reorder(
