@@ -32,9 +32,10 @@ settings.register_profile("many", settings.get_profile("project"), max_examples=
 settings.load_profile("project")
 
 
-# Numba, torch and bokeh make millions of objects that stay: Python's collector, which looks through all of them again
-# and again, takes a tenth of the time of the tests.
-gc.set_threshold(200_000, 20, 100)
+# Numba, torch, bokeh and the tests themselves are millions of objects that stay: Python's collector would look through all of
+# them again and again. It begins once they are there, and leaves them alone; so it does in processes that are forked here,
+# which would otherwise copy every page that it looks at.
+gc.disable()
 
 # processes that tests start import the helpers too: pyproject.toml's pythonpath holds for this one only
 HELPERS = Path(__file__).parent / "helpers"
@@ -71,6 +72,13 @@ LONG = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put long tests first, all others in their order."""
     items.sort(key=lambda item: item.path.name not in LONG)
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector begin, for all that comes."""
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 100)
+    gc.enable()
 
 
 @pytest.fixture
