@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ...errors import OptPipeError
+from ...errors import InvalidSchedule, OptPipeError
 from ...op_costs import moves_of_keys, op_costs
 from ...ops import BW, COMPUTE, B, C, F, O, Op, R
 from ...profile import CostProfile, Offload
@@ -245,6 +245,20 @@ def inputs_of(schedule: Schedule) -> dict[Op, Op]:
     }
 
 
+def _require_issuable(program: Sequence[Op], rank: int) -> None:
+    """Refuse a copy in front of what it copies. A replay waits for that; a host cannot wait for what it has not issued."""
+    issued: set[Op] = set()
+    for op in program:
+        issued.add(op)
+        if (
+            op.kind in (O, R)
+            and (first := op._replace(kind=F if op.kind is O else O)) not in issued
+        ):
+            raise InvalidSchedule(
+                f"rank {rank}: {op} is before {first} in the program, so that nothing can run it; put it behind"
+            )
+
+
 def _steps(
     lowered: Lowered,
     rank: int,
@@ -262,6 +276,7 @@ def _steps(
     posts = _posts(schedule, rank, inputs)
     turns, passes = _turns(lowered, rank)
     keys = keys_moved(schedule, lowered.profile)
+    _require_issuable(program, rank)
     dropped: set[Op] = set()
     copied: list[Op] = []  # O's in the order of their queue
     anchor: Op | None = None

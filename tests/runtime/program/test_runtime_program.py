@@ -15,6 +15,7 @@ from lowered_cases import lowered_cases
 from runtime_cases import GPT, plan_of
 from soundness import check_programs, clocks, surely, without
 from strategies import SEEDS
+from unit_profiles import unit_profile
 
 from optpipe_sim import Schedule, build
 from optpipe_sim.errors import InvalidSchedule, OptPipeError
@@ -133,6 +134,21 @@ def test_swapped_sends_are_refused(lowered, seed):
     steps[one], steps[other] = steps[other], steps[one]
     with pytest.raises(InvalidSchedule, match=rf"rank {program.rank}"):
         check_programs(changed(programs, program.rank, steps), lowered.schedule)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("F0.0 R0.0 O0.0 BW0.0", "rank 0: R0.0 is before O0.0 in the program"),
+        ("O0.0 F0.0 R0.0 BW0.0", "rank 0: O0.0 is before F0.0 in the program"),
+    ],
+)
+def test_what_waits_for_a_later_copy_replays_but_cannot_be_issued(program: str, said: str) -> None:
+    profile = unit_profile(1, offload={"t_offload_ms": 1, "t_reload_ms": 1})
+    lowered = lower(Schedule(profile.shape(1), [program.split()]), profile)
+    assert lowered.replay().makespan_ns == 5_000_000  # F, O, R, and BW, which takes two
+    with pytest.raises(InvalidSchedule, match=said):
+        linear_programs(lowered)
 
 
 BEFORE = {  # the step that one must not stand before
