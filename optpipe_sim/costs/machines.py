@@ -193,6 +193,7 @@ class Machine:
         link_gb_per_s: to the other devices of its node, one direction, all links of one device.
         network_gb_per_s: to other nodes, one direction, per device.
         pcie: None if unknown; then no offloading.
+        devices_per_host: GPUs of one host, which launchers call a node; None: all of a node.
         host_memory_gib: of a node; None: unknown.
         nvme: the drives of a node; None: unknown. `offload_to`: ``host`` or ``nvme``.
         rates: the achieved rates.
@@ -213,6 +214,7 @@ class Machine:
     network_gb_per_s: float
     rates: Rates
     pcie: Pcie | None = None
+    devices_per_host: int | None = None
     host_memory_gib: float | None = None
     nvme: Drives | None = None
     offload_to: str = "host"

@@ -91,6 +91,7 @@ def provenance(stages: Stages, work: Work, lengths: Sequence[int]) -> dict[str, 
             "name": machine.name,
             "title": machine.title,
             "devices_per_node": machine.devices_per_node,
+            **({"devices_per_host": machine.devices_per_host} if machine.devices_per_host else {}),
         },
         "parallel": {
             **{key: getattr(layout, key) for key in ("devices", "tp", "cp", "ep", "dp", "zero")},

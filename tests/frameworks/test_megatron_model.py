@@ -124,6 +124,14 @@ def test_a_script_starts_the_plan_on_every_node(tmp_path: Path) -> None:
         script(plan_of(Choice(1), bare, 8, [8] * 4)[0], bare, [])
 
 
+def test_a_rack_of_gb200s_is_started_host_by_host() -> None:
+    profile = estimate(
+        "llama3-8b", "gb200", 16, tp=4, dp=16, zero=1
+    )  # 256 GPUs: no whole racks of 72
+    text = script(plan_of(Choice(1), profile, 8)[0], profile, [])
+    assert "--nodes=64 --ntasks-per-node=1 --gpus-per-node=4" in text
+
+
 def test_what_options_cannot_say() -> None:
     reward = load_model({"model_type": "llama", "architectures": ["LlamaForSequenceClassification"],
                          "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 128,

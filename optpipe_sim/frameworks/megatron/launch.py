@@ -42,7 +42,7 @@ def script(plan: Plan, profile: CostProfile, comments: Sequence[str]) -> str:
             "a script needs the model and the machine; estimate, evaluate and advise write them into profiles"
         )
     gpus = parallel["devices"] * parallel["dp"]
-    each = min(gpus, machine.get("devices_per_node") or 8)
+    each = min(gpus, machine.get("devices_per_host") or machine.get("devices_per_node") or 8)
     if gpus % each:
         raise OptPipeError(f"{gpus} GPUs are not whole nodes of {each}")
     lines: list[str] = []
