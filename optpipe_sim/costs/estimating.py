@@ -135,7 +135,7 @@ def _imbalance(stages: Stages, spread: Imbalance) -> dict[str, Any]:
 
     def totals(imbalance: float) -> tuple[int, int]:
         costs = stages.with_work(imbalance=imbalance).stage_costs()
-        return sum(one.work_ns for one in costs), max(one.act_bytes for one in costs)
+        return sum(one.work_ns for one in costs), sum(one.act_bytes for one in costs)
 
     if not spread.spread:
         return {"imbalance": spread.to_json()}

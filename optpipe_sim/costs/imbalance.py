@@ -96,12 +96,13 @@ def as_imbalance(given: Any, experts: int, ep: int) -> Imbalance:
     values = [given] if isinstance(given, int | float) else list(given)
     numbers = [one for one in values if isinstance(one, int | float) and not isinstance(one, bool)]
     if len(numbers) != len(values) or len(values) not in (1, 2) or not 1 <= values[0] <= values[-1]:
+        got = "..".join(map(str, values))
         raise OptPipeError(
-            f"imbalance: expected a number from 1, or two in order, the most loaded GPU over the mean; got {given!r}"
+            f"imbalance: expected a number from 1, or two in order (1.1..1.6), the most loaded GPU over the mean; got {got}"
         )
     if values[-1] > ep:
         raise OptPipeError(
-            f"imbalance: {values[-1]:g}, but the most loaded of ep {ep} GPUs has at most {ep} times the mean"
+            f"imbalance: {values[-1]:g}, but with ep {ep} the most loaded GPU gets at most {ep:g} times the mean"
         )
     low, high = float(values[0]), float(values[-1])
     return Imbalance(low, (low + high) / 2, high)

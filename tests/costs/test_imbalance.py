@@ -111,7 +111,7 @@ def test_wrong_loads(tmp_path: Path, text: str, problem: str) -> None:
         ("0.9", "a number from 1"),
         ("2..1", "two in order"),
         ("nowhere", "a range 1.1..1.6, unknown, or a file"),
-        (9, "the most loaded of ep 8 GPUs has at most 8 times"),
+        (9, "with ep 8 the most loaded GPU gets at most 8 times"),
         ((1, 2, 3), "or two in order"),
         (float("nan"), "a number from 1"),
         (True, "a number from 1"),
@@ -152,6 +152,12 @@ def test_a_range_widens_the_interval_of_times_where_one_is_known() -> None:
     assert high > known.iteration_interval_ns[1]
     ends = [evaluate(*run, **options, imbalance=end).row for end in (1.0, 1.4)]
     factors = ranged.profile.meta["imbalance"]["time"]
+    kept = [
+        sum(one.act_bytes for one in each.stages)
+        for each in (ends[0].profile, known.profile, ends[1].profile)
+    ]
+    shares = [kept[0] / kept[1], kept[2] / kept[1]]
+    assert ranged.profile.meta["imbalance"]["act"] == pytest.approx(shares, rel=1e-6)
     for end, factor in zip(ends, factors, strict=True):
         assert end.profile.stages[0].work_ns / known.profile.stages[0].work_ns == pytest.approx(
             factor, rel=1e-6
@@ -162,6 +168,7 @@ def test_from_the_command_line(command_line) -> None:
     run = "evaluate --model qwen3-30b-a3b --machine h100 --gpus 16 --seq 4096 --ep 8 -m 4"
     found = command_line(f"{run} --imbalance 1.1..1.5").out
     assert "the most loaded GPU's experts get 1.3 times the mean of tokens (1.1 to 1.5:" in found
+    assert "--imbalance 1.1..1.5" in found.splitlines()[-1]  # of the advice that comes next
     even, uneven = (command_line(f"{run} {more} --json").json for more in ("", "--imbalance 1.5"))
     assert even["expert_imbalance"] is None
     assert uneven["expert_imbalance"]["usual"] == 1.5

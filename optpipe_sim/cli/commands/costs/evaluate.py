@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ....costs.layout import Layout
@@ -411,7 +412,10 @@ def _next(out: Out, arguments: argparse.Namespace, family: str | None) -> None:
     words = ["advise", "--model", arguments.model, "--machine", arguments.machine]
     words += ["--gpus", str(arguments.gpus), "--seq", str(arguments.seq)]
     words += ["--global-batch", str(_sequences(arguments))]
-    words += as_words(arguments, Work, AS_RUN)
+    uneven = (
+        () if Path(str(arguments.imbalance)).is_file() else ("imbalance",)
+    )  # loads are of one ep
+    words += as_words(arguments, Work, (*AS_RUN, *uneven))
     words += ["--execution", arguments.execution] if arguments.execution else []
     words += ["--calibrate", file] if file else []
     words += ["--family", family] if family else []
