@@ -86,15 +86,18 @@ def one_line(message: str) -> str:
 
 
 MOST_KNOWN = 300  # letters of known names in a hint
+BEGINS = 4  # letters that are enough to tell what they begin
 
 
 def hint_for(word: str, known: Iterable[str], most: int = 1) -> str:
-    """``did you mean 1f1b?`` where `word` is close to a known one, ignoring case; else all of them, or the first of
-    many."""
+    """``did you mean 1f1b?`` where `word` begins a known one or is close to it, ignoring case; else all of them, or the
+    first of many."""
     names = list(known)
     lowered = {name.lower(): name for name in reversed(names)}
-    close = difflib.get_close_matches(word.lower(), lowered, most)
-    if close:
+    begun = [name for name in lowered if len(word) >= BEGINS and name.startswith(word.lower())]
+    begun.sort(key=len)
+    close = [*dict.fromkeys([*begun, *difflib.get_close_matches(word.lower(), lowered, most)])]
+    if close := close[:most]:
         return f"did you mean {' or '.join(lowered[name] for name in close)}?"
     first = names[: max(1, sum(size <= MOST_KNOWN for size in accumulate(map(len, names))))]
     more = "" if len(first) == len(names) else f", ... ({len(names)} in all)"

@@ -766,7 +766,7 @@ class CostProfile:
             key = "microbatch_time" if self.microbatch_time is not None else "microbatch_bytes"
             known = counted(len(self.factors), "microbatch", "microbatches")
             raise InvalidSchedule(
-                f"{key}: the profile {self.name} has the factors of {known}, not of {count}"
+                f"{key}: the profile {self.name} has the factors of {known}, not of {count}; take {len(self.factors)}"
             )
 
     def with_slices(self, slices: int) -> CostProfile:

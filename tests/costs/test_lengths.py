@@ -207,7 +207,7 @@ def test_an_estimate_for_lengths_is_solved_in_a_better_order(command_line) -> No
     assert check(Schedule.load("s.json"), load_profile("p.yaml"), 200 * 2**30) == []
     wrong = command_line("simulate p.yaml --schedule 1f1b -m 4")
     assert wrong.code == 2
-    assert "has the factors of 8 microbatches, not of 4" in wrong.err
+    assert "has the factors of 8 microbatches, not of 4; take 8" in wrong.err
 
 
 def test_exports_say_that_microbatches_differ(command_line) -> None:

@@ -240,11 +240,15 @@ def _hints(
     assert trace is not None
     path, m = shlex.quote(arguments.profile), arguments.microbatches
     under = as_given(arguments, "memory_limit", "execution")
-    if fixed is not None and fixed.trace.cost_ns < trace.cost_ns:
-        shape = fixed.trace.schedule.shape
+    ahead = fixed if fixed is not None and fixed.trace.cost_ns < trace.cost_ns else None
+    all_shapes = arguments.chunks in (None, "any") and arguments.placement is None
+    if ahead is not None and not (all_shapes and arguments.warm_start is None):
+        shape = ahead.trace.schedule.shape
         if shape.placement != trace.schedule.shape.placement:
             out.next(f"solve {path} -m {m}{under} --chunks any", code=True)
-    elif result.status != "optimal" and result.seconds > 0.9 * arguments.time_limit:
+    elif ahead is not None or (
+        result.status != "optimal" and result.seconds > 0.9 * arguments.time_limit
+    ):
         out.next(f"a longer --time-limit (now {arguments.time_limit:g} s)")
     if arguments.save and arguments.chunks is None and arguments.placement is None:
         saved = shlex.quote(arguments.save)

@@ -128,6 +128,7 @@ _LINES: dict[str, str] = {
     "frontier p.yaml -m 9000000 --limits 1GiB": "are too many for 4 devices",
     "frontier p.yaml -m 4 --limits 1GiB --schedules 9f9b": "'9f9b' is not a schedule",
     "estimate --model nosuch --machine h100 --devices 8": "model 'nosuch': no such name, and no such file",
+    "estimate --model qwen3-30b --machine h100 --devices 8": "did you mean qwen3-30b-a3b",
     "estimate --model LLAMA2-7 --machine h100 --devices 8": "did you mean llama2-7b",
     "estimate --model h100 --machine llama2-7b --devices 8": "--model h100: is a machine, and llama2-7b a model",
     "explain s.json p.yaml --op F0.99": "F0.99 is not in this schedule, whose stages are 0 to 3 and microbatches 0 to 0",
