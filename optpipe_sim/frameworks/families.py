@@ -77,7 +77,7 @@ def _megatron_kind(name: str) -> str:
     if choice is None:
         return name
     fraction = choice.fraction and megatron.FRACTIONS[0]
-    return megatron.Choice(choice.chunks, fraction=fraction).name
+    return megatron.Choice(choice.chunks, fraction=fraction, pairs=choice.pairs).name
 
 
 def _torchtitan_levels(profile: CostProfile) -> list[str]:

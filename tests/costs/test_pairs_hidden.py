@@ -269,8 +269,7 @@ def test_megatrons_options_and_its_companions() -> None:
 
 
 def test_plain_1f1b_cannot_have_pairs_in_megatron(command_line) -> None:
-    profile = estimate(**MOE, pairs="combined")
-    save_profile(profile, "p.yaml")
+    save_profile(estimate(**{**MOE, "exchange": "overlapped"}), "p.yaml")
     reason = "--overlap-moe-expert-parallel-comm needs virtual stages on a pipeline"
     refused = command_line("export 1f1b p.yaml -m 16 --format megatron -o x.yaml")
     assert refused.code == 2
@@ -278,6 +277,26 @@ def test_plain_1f1b_cannot_have_pairs_in_megatron(command_line) -> None:
     assert reason in refused.err
     assert "multiple of the ranks" not in refused.err
     assert reason in command_line("solve p.yaml -m 16 --family megatron --chunks 1").err
+
+
+def test_costs_with_pairs_are_those_of_plans_without_the_overlap_too(command_line) -> None:
+    save_profile(estimate(**MOE, pairs="delayed-w"), "p.yaml")
+    overlap = "--overlap-moe-expert-parallel-comm"
+    for name, pairs in (("1f1b", False), ("1f1b-i", False), ("1f1b-i:pairs=yes", True)):
+        told = command_line(f"export {name} p.yaml -m 16 --format megatron -o {len(name)}.yaml").out
+        line = next(one for one in told.splitlines() if one.startswith("--"))
+        assert (overlap in line) is ("--delay-wgrad-compute" in line) is pairs
+        assert ("pay the whole exchange of tokens" in told) is not pairs
+    # the answer is one of them, and what is named beside it can be exported
+    solved = command_line(
+        "solve p.yaml -m 16 --family megatron --chunks 2 --time-limit 2 --json"
+    ).json
+    plain = solved["plainest"]
+    assert plain is None or plain["iteration_ns"] >= solved["iteration_ns"]
+    assert "gis:group" not in command_line("compare p.yaml -m 16 --family megatron").out
+    rows = command_line("compare p.yaml -m 16 --family megatron --json").json["rows"]
+    names = [row["schedule"] for row in rows if row["schedule"].startswith("1f1b-i:chunks=2")]
+    assert sorted("pairs=yes" in name for name in names) == [False, True]
 
 
 def test_what_is_taken_for_interference_is_what_the_rows_say() -> None:
@@ -340,6 +359,15 @@ def test_words_and_picture_say_that_the_host_is_late(command_line) -> None:
     profile = load_profile("u.yaml")
     trace = simulate(build("1f1b-i:pairs=yes", profile, 8), profile)
     assert "host" not in explain(trace).split("Idle time")[0]
+
+
+def test_pairs_that_hide_nothing_are_told(command_line) -> None:
+    line = (
+        "estimate --model qwen3-30b-a3b --machine h100-sxm-megatron --devices 8 --chunks 2 --pairs"
+    )
+    late = command_line(f"{line} --ep 8 --dp 8").out  # the host is late by all that they would hide
+    assert "as long as one after the other: they hide nothing of the 5.22 ms" in late
+    assert "with ep 1 no tokens are sent" in command_line(line).out
 
 
 @pytest.mark.parametrize("machine", ["h100-sxm", "h100-sxm-megatron"])

@@ -64,8 +64,10 @@ def show_comparison(
     out.print()
     out.print(Text("Schedules", "bold"), "on", headline(profile, arguments.microbatches))
     out.print()
-    out.print(table(result, out.console))
-    out.print(legend(result))
+    rows = table(result, out.console)
+    out.print(rows)
+    if any(str(column.header) == "idle" for column in rows.columns):
+        out.print(legend(result))
     out.print()
     _notes(out, result)
     if result.interrupted:
@@ -85,7 +87,8 @@ def show_comparison(
         made = f"--schedule {result.rows[0].schedule} -m {arguments.microbatches}{under}"
         out.next(f"simulate {where} {made} --save {saved}", code=True)
     out.next(f"explain {shlex.quote(saved)} {where}{under}", code=True)
-    out.next("another --memory-limit, or schedules with options: --schedules gis:group=6,zb-v")
+    others = "" if arguments.family else ", or schedules with options: --schedules gis:group=6,zb-v"
+    out.next(f"another --memory-limit{others}")
 
 
 def _verdict(out: Out, result: Comparison) -> None:

@@ -192,10 +192,15 @@ def has_experts(profile: CostProfile) -> bool:
     return bool(said(profile, "model").get("kind") == "experts")
 
 
-def exchange_overlaps(profile: CostProfile) -> bool:
-    """Whether an estimated profile hides the exchange of tokens behind compute, in every op alike or in pairs."""
+def orders_of(profile: CostProfile) -> tuple[bool, ...]:
+    """Return whether forwards run with backwards as one op, for each order that Megatron-LM can run at these costs. Where an
+    estimate hides the exchange of tokens in every op alike, they do; where it hides it in pairs, with or without
+    the option for that, as ops apart then pay the whole exchange; else they do not.
+    """
     work = said(profile, "work")
-    return str(work.get("exchange", "")).endswith("overlapped") or "pairs" in work
+    if str(work.get("exchange", "")).endswith("overlapped"):
+        return (True,)
+    return (True, False) if "pairs" in work else (False,)
 
 
 def fuses_sums(profile: CostProfile) -> bool:
@@ -243,6 +248,11 @@ def plan_of(
         )
     if (zero := said(profile, "parallel").get("zero", 0)) > 1:
         notes.append(f"ZeRO {zero} is an option of its Megatron-FSDP, which is not among these")
+    if orders_of(profile) == (True, False) and not choice.pairs:
+        notes.append(
+            f"no forward of this plan runs with a backward as one op: it is for a run without --{OVERLAP}, and its ops"
+            " pay the whole exchange of tokens"
+        )
     model, machine = model_in(profile), said(profile, "machine")
     plan = Plan(
         costs.devices,
@@ -251,7 +261,7 @@ def plan_of(
         choice.group if schedule.shape.chunks > 1 else None,
         recompute,
         offloading,
-        (*_sizes(profile, microbatches), *_deferral(choice, profile)),
+        (*_sizes(profile, microbatches, choice.pairs), *_deferral(choice, profile)),
         tuple(model_options(model, sequence_in(profile))) if model else (),
         str(machine.get("name", "")).startswith(OLD_LINKS),
         choice.kept,
@@ -283,8 +293,9 @@ def _recompute(
     return Recompute("selective", modules=found[0]), found[1]
 
 
-def _sizes(profile: CostProfile, microbatches: int) -> Iterator[tuple[str, Any]]:
-    """Yield what an estimated profile assumes: parallel and batch sizes, number format, exchange of tokens."""
+def _sizes(profile: CostProfile, microbatches: int, pairs: bool) -> Iterator[tuple[str, Any]]:
+    """Yield what an estimated profile assumes: parallel and batch sizes, number format, exchange of tokens, which
+    overlaps in plans with `pairs`."""
     parallel, work = said(profile, "parallel"), said(profile, "work")
     if not parallel or not work:
         return
@@ -302,7 +313,8 @@ def _sizes(profile: CostProfile, microbatches: int) -> Iterator[tuple[str, Any]]
     if parallel.get("zero", 0) == 1:
         yield "use-distributed-optimizer", True
     yield from _overlaps(parallel, work)
-    yield from _kernels(work, ep, parallel.get("zero", 0))
+    apart = {} if pairs else {"pairs": "none"}
+    yield from _kernels({**work, **apart}, ep, parallel.get("zero", 0))
     yield from _capacity(said(profile, "imbalance"))
     if "microbatch" in work:  # those that differ are packed, each in one sequence
         size = 1 if extent(profile) else work["microbatch"]
@@ -363,7 +375,7 @@ def _kernels(work: Mapping[str, Any], ep: int, zero: int) -> Iterator[tuple[str,
         exchange = str(work.get("exchange", "plain"))
         flex = exchange.startswith("per-node")  # its default backend is DeepEP
         yield "moe-token-dispatcher-type", "flex" if flex else "alltoall"
-        if exchange.endswith("overlapped") or "pairs" in work:
+        if exchange.endswith("overlapped") or work.get("pairs", "none") != "none":
             yield OVERLAP, True
         if work.get("pairs") == "delayed-w":
             yield "delay-wgrad-compute", True
@@ -432,18 +444,23 @@ def levels_of(costs: CostProfile) -> Iterator[tuple[str | None, int | None]]:
 
 def choices(profile: CostProfile, microbatches: int, chunks: int) -> Iterator[Choice]:
     """Yield the family on `chunks` chunks per device."""
-    overlapped = exchange_overlaps(profile)
-    if overlapped and chunks == 1 and profile.devices > 1:
-        return  # see Plan
+    orders = orders_of(profile)
+    if chunks == 1 and profile.devices > 1:
+        orders = tuple(pairs for pairs in orders if not pairs)  # see Plan
+    if not orders:
+        return
     costs = profile.rechunk(chunks)
     groups = group_sizes(profile.devices, microbatches) if chunks > 1 else [None]
     for group in groups:
         for level, layers in levels_of(costs):
-            if overlapped and level is not None and {"full", "moe"} & set(level.split("+")):
+            excluded = level is not None and {"full", "moe"} & set(level.split("+"))
+            fitting = [pairs for pairs in orders if not (pairs and excluded)]
+            if not fitting:
                 continue
-            yield Choice(chunks, group, level, layers, pairs=overlapped)
+            for pairs in fitting:
+                yield Choice(chunks, group, level, layers, pairs=pairs)
             deferring = profile.devices > 1 and fuses_sums(profile) and head_alone(costs)
-            if level is None and not overlapped and deferring:
+            if level is None and False in orders and deferring:
                 yield Choice(chunks, group, deferred=0)
             if costs.offload is None or level == "full" or has_cuda_graphs(profile):
                 continue  # see Plan
@@ -456,7 +473,7 @@ def choices(profile: CostProfile, microbatches: int, chunks: int) -> Iterator[Ch
 def partial_choices(profile: CostProfile, microbatches: int, chunks: int) -> Iterator[Choice]:
     """Yield, per group size, the choice that keeps as many of the microbatches in flight as fit the profile's limit, if
     that is some of them and not all."""
-    if exchange_overlaps(profile) or profile.memory_limit is None:
+    if False not in orders_of(profile) or profile.memory_limit is None:
         return
     for group in group_sizes(profile.devices, microbatches) if chunks > 1 else [None]:
         asked = f"{MEGATRON_PARTIAL}:chunks={chunks},level=full"
@@ -514,21 +531,21 @@ def nearest(schedule: Schedule, profile: CostProfile) -> tuple[Choice, Nearest]:
 def needs_chunks(profile: CostProfile, chunks: Iterable[int]) -> str:
     """Say why none of these numbers of chunks per rank does for an overlapped exchange of tokens; empty where one does,
     or nothing overlaps."""
-    if not exchange_overlaps(profile) or profile.devices == 1 or any(one > 1 for one in chunks):
+    if False in orders_of(profile) or profile.devices == 1 or any(one > 1 for one in chunks):
         return ""
     return (
         f"the profile has the exchange of experts' tokens overlapped, and --{OVERLAP} needs virtual stages on a pipeline, several"
-        f" chunks per rank, so that plain 1F1B cannot have it; take {PAIRED}, or costs estimated without"
-        " --pairs and --exchange overlapped"
+        f" chunks per rank, so that plain 1F1B cannot have it; take {PAIRED}, or costs estimated with --pairs, at"
+        " which plans with and without it can be compared"
     )
 
 
 def member(schedule: Schedule, profile: CostProfile) -> Choice | None:
     """Return the choice whose schedule this is; None if it is not in the family."""
     shape = schedule.shape
-    overlapped = exchange_overlaps(profile)
+    orders = orders_of(profile)
     for choice in (*_guesses(schedule), *choices(profile, shape.microbatches, shape.chunks)):
-        if choice.fraction is None and choice.pairs != overlapped:
+        if choice.fraction is None and choice.pairs not in orders:
             continue  # Megatron-LM runs another order
         with suppress(OptPipeError):
             if choice.build(profile, shape.microbatches) == schedule:

@@ -25,6 +25,7 @@ EXAMPLE = (
     "optpipe-sim estimate --model qwen3-8b --machine h100 --devices 8 --tp 2 --microbatch 1"
     " --seq 8192 --save P.yaml"
 )
+NOTHING = 0.005  # of the tokens' time: what is hidden less is none
 SUMMARY = "estimate a profile from a model's shape and a machine's data sheet"
 
 
@@ -250,11 +251,15 @@ def _pairs_text(profile: CostProfile) -> str:
     stage = len(profile.stages) // 2
     lines = lines_of(profile, stage)
     sent, times = exchange_ns(*lines), pair_times(*lines)
-    share = (
-        f", {times.hidden / sent:.0%} of the {format_time(sent)} that tokens are on their way"
-        if sent
-        else ""
-    )
+    if not sent:
+        took = "as long as one after the other: with ep 1 no tokens are sent that they could hide"
+    elif times.hidden < NOTHING * sent:
+        took = f"as long as one after the other: they hide nothing of the {format_time(sent)} that tokens are on their way"
+    else:
+        took = (
+            f"{format_time(times.hidden)} less than one after the other, {times.hidden / sent:.0%} of the"
+            f" {format_time(sent)} that tokens are on their way"
+        )
     kernels = format_time(round(times.kernels))
     if not times.host:
         host = f"{profile.meta['machine']['name']} has no host_us: whether the host is late is not known"
@@ -267,8 +272,8 @@ def _pairs_text(profile: CostProfile) -> str:
     else:
         host = f"the host is not late: issuing both takes it {format_time(times.host)}, their kernels {kernels}"
     return (
-        f"an F and a backward of stage {stage} as one op take {format_time(times.hidden)} less than one after the"
-        f" other{share}; in the warm-up, in the cool-down and in schedules without pairs nothing is hidden\n{host}"
+        f"an F and a backward of stage {stage} as one op take {took}; in the warm-up, in the cool-down and in schedules without"
+        f" pairs nothing is hidden\n{host}"
     )
 
 
