@@ -145,6 +145,9 @@ def test_what_options_cannot_say() -> None:
     assert len(list(unsaid(quick))) == 1
     whole = replace(load_model("llama3-8b"), qk_norm_whole=True)
     assert "head by head" in next(unsaid(whole))
+    based = replace(load_model("llama3-8b"), rotary_base=500_000)
+    asks = ["--rotary-base" in list(unsaid(each))[-1] for each in (load_model("llama3-8b"), based)]
+    assert asks == [True, False]
 
 
 def test_a_log_is_a_model(tmp_path: Path) -> None:

@@ -136,4 +136,9 @@ def unsaid(model: Model) -> Iterator[str]:
         )
     if model.gated and model.positions:
         yield "learned positions are taken with the rest of a LLaMA-style model; compare the result with yours"
-    yield YOURS + (", how the router scores and balances" if model.experts else "")
+    base = not (model.positions or model.rotary_base)
+    yield (
+        YOURS
+        + (" and their base (--rotary-base, else 10000)" if base else "")
+        + (", how the router scores and balances" if model.experts else "")
+    )
