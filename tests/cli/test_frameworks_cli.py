@@ -362,7 +362,7 @@ def test_a_frontier_beside_that_of_a_family(cli) -> None:
         rows = list(csv.DictReader(file))
     assert [row["family"] for row in rows] == [point["family"] or "" for point in points]
     shown = cli(f"{line} --family torchtitan")
-    assert "× torchtitan" in shown.out
+    assert "× torchtitan: over the best of its family with 1 chunk per device" in shown.out
 
 
 def test_tensor_parallelism_without_sharing_the_norms(cli) -> None:

@@ -59,7 +59,8 @@ def show_frontier(
         )
         out.text(text, style="dim")
     if arguments.family:
-        text = f"× {arguments.family}: over the best of its family with as many chunks; solve --family {arguments.family} tries any number"
+        chunks = counted(curve.profile.chunks, "chunk")
+        text = f"× {arguments.family}: over the best of its family with {chunks} per device; solve --family {arguments.family} tries any number"
         out.text(text, style="dim")
     short = sum(point.untried > 0 for point in curve.points)
     if short:
