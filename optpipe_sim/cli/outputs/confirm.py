@@ -42,7 +42,8 @@ def show_confirmation(
 ) -> None:
     """Print the whole confirmation."""
     if found.holds:
-        out.print("✓ the prediction holds", style="green")
+        text = "" if found.timed else ", but for its time, of which this run says nothing"
+        out.print(f"✓ the prediction holds{text}", style="green")
     for problem in found.problems:
         out.text(f"✗ {problem}", style="red")
     machine, m = found.machine, found.difference.measured.schedule.shape.microbatches

@@ -369,7 +369,7 @@ class Advice:
             found.append(
                 f"the most loaded experts are taken to get {uneven['usual']:.3g} times the mean of tokens"
                 if uneven and uneven["high"] > 1
-                else "experts are taken as evenly loaded, as by force (--imbalance)"
+                else "experts are taken as evenly loaded, as --moe-router-force-load-balancing has them (--imbalance)"
             )
             if self.question.work.exchange == "plain" and not row.trace.schedule.has_pairs:
                 found.append("the exchange of tokens is hidden by nothing")
