@@ -343,6 +343,16 @@ def test_a_comparison_within_a_family(cli) -> None:
     assert "torchtitan cannot express" in told["refused"]["po:chunks=1"]
 
 
+def test_the_options_of_the_plan_to_run_are_a_command_away(cli) -> None:
+    """With one chunk the fastest plan is plain 1F1B, of whose options the answer is; interleaved is the one to run."""
+    cli("estimate --model qwen3-8b --machine h100 --devices 4 --tp 2 --save q.yaml")
+    told = cli("solve q.yaml -m 8 --family megatron --chunks 1 --time-limit 2").out
+    command = told.splitlines()[-1].partition(" export ")[2]
+    assert command.startswith("1f1b-i:chunks=")
+    assert "to run              1f1b-i:chunks=" in told
+    assert cli(f"export {command}").code == 0
+
+
 def test_a_frontier_beside_that_of_a_family(cli) -> None:
     """Under each limit the family's best has the same chunks, so that the bound holds for it."""
     line = "frontier o.yaml -m 8 --limits 120B,330B,700B --engine adaoffload --time-limit 0.4"

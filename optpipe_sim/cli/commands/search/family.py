@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from ....solvers.treatments import restrict
 from ....trace import Trace
 from ....units import format_time
 from ...inputs import read_profile
-from ...options.fields import refuse_options
+from ...options.fields import as_given, refuse_options
 from ...options.solving import search_options
 from ...outputs.live import watching
 from ...outputs.show import Out, bound_text, environment, memory, order, times
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         trace,
         answer,
         files,
-        lambda: _show(out, trace, answer, files, plain),
+        lambda: _show(out, arguments, trace, answer, files, plain),
         waits=False,
     )
 
@@ -184,7 +185,12 @@ def _free(
 
 
 def _show(
-    out: Out, trace: Trace, answer: dict[str, Any], files: dict[str, str], plain: Beside | None
+    out: Out,
+    arguments: argparse.Namespace,
+    trace: Trace,
+    answer: dict[str, Any],
+    files: dict[str, str],
+    plain: Beside | None,
 ) -> None:
     out.text(verdict(answer["told"], trace))
     out.line("best of the family", answer["told"])
@@ -212,3 +218,14 @@ def _show(
         environment(out, answer["environment"])
         out.text(answer["command"])
     out.written(files)
+    # the options above are those of the fastest plan, which may not be the one to run
+    if (
+        plain is not None
+        and plain.steady.plan.trace is not trace
+        and answer["family"] == "megatron"
+    ):
+        run = (
+            f"{plain.steady.plan.name} {shlex.quote(arguments.profile)} -m {arguments.microbatches}"
+        )
+        limit = as_given(arguments, "memory_limit")
+        out.next(f"export {run}{limit} --format megatron", code=True)
