@@ -43,7 +43,7 @@ def read_lengths(path: str | os.PathLike[str]) -> list[tuple[int, ...]]:
     if not rows:
         raise OptPipeError(f"{path}: no lengths; a line per microbatch, such as 4096 2048 2048")
     return [
-        tuple(_length(value, f"{path}: microbatch {at}") for value in row)
+        tuple(_length(value, f"{path}: microbatch {at} (of 0 to {len(rows) - 1})") for value in row)
         for at, row in enumerate(rows)
     ]
 

@@ -170,8 +170,11 @@ def test_files_of_lengths(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ("", "no lengths"),
-        ("8192\nfour", "microbatch 1: expected tokens of a sequence, from 1 to 10^9, got 'four'"),
-        ("[8192, 0.5]", "microbatch 1: expected tokens"),
+        (
+            "8192\nfour",
+            "microbatch 1 (of 0 to 1): expected tokens of a sequence, from 1 to 10^9, got 'four'",
+        ),
+        ("[8192, 0.5]", "microbatch 1 (of 0 to 1): expected tokens"),
         ("[8192,", "is no JSON"),
         ("-1", "got '-1'"),
     ],
