@@ -387,6 +387,7 @@ MEGATRON_OFFLOAD: Final = "megatron-offload"
 MEGATRON_DEFER: Final = "megatron-defer"
 MEGATRON_PARTIAL: Final = "megatron-partial"
 ADAOFFLOAD: Final = "adaoffload"  # also the engine that runs it
+RECOMPUTING: Final = "adaoffload-r"
 SLICED, SLICED_INTERLEAVED = "seq1f1b", "seq1f1b-i"
 USUAL = (
     PLAIN,

@@ -26,7 +26,13 @@ from .options import SolveOptions
 from .problem import Problem, leaves_pairs_out
 from .race.cache import Cache, open_cache, recall, remember
 from .race.compiling import compile_engines
-from .race.first import SEARCHES, run_adaoffload, run_adaoffloads
+from .race.first import (
+    SEARCHES,
+    may_choose_levels,
+    run_adaoffload,
+    run_each,
+    run_recomputing,
+)
 from .race.jobs import compete, require_engine
 from .race.race import Race
 from .race.rules import rules_of, run_rules
@@ -44,8 +50,9 @@ FIXED_SHARE = 0.3  # largest share of a problem's time for AdaOffload
 # need a tenth. For those of all shapes: what they take on a busy machine, up to a share of the time.
 FLOOR_SHARE, FLOOR_S = 0.5, 1.0
 FLOORS_SHARE, FLOORS_S, LEAST_SHARE = 0.25, 2.0, 0.5
-# largest share of the time then left, for AdaOffload with chosen levels on the best shapes
-QUICK_SHARE = 0.2
+# Largest share of the time then left for AdaOffload-R, which takes a second or so for a shape, the best shapes first; later
+# for AdaOffload at several choices of levels, on the best shapes alone.
+RECOMPUTING_SHARE, QUICK_SHARE = 0.1, 0.2
 # Rounds of the search: most shapes that are left, and the share of the time that is then left.
 ROUNDS = ((3, 0.3), (2, 0.25), (1, 1.0))
 # A search evaluates a move in about this time per device, and closes up to this share of the gap of a shape,
@@ -251,8 +258,8 @@ class Portfolio:
 
     def _first(self, until: float, given: bool) -> None:
         """Try AdaOffload, then the published schedules with every value of their options, each for a share of the
-        time; of several problems then, for a share of what is left, the search of those without copies, and
-        AdaOffload with levels chosen stage by stage on the most promising."""
+        time; of several problems then, for shares of what is left, AdaOffload-R, the search of those without copies, and
+        AdaOffload at several choices of levels on the most promising."""
         whole, options = self.whole, self.options
         processes = 1 if options.evaluations is not None else options.workers or cpu_count() or 1
         if options.published:
@@ -261,6 +268,7 @@ class Portfolio:
         if not self.alone:
             run_adaoffload(self.races[0], 0)  # so that there is an incumbent soon
         elif options.published or not given or options.engine == ADAOFFLOAD:
+            run_recomputing(whole, RECOMPUTING_SHARE * until)
             run_adaoffload(whole, FIXED_SHARE * until)
         if self.alone and options.engine == ADAOFFLOAD:
             return
@@ -287,14 +295,19 @@ class Portfolio:
                 whole.published = whole.engine, whole.best
         if self.alone:
             return
+        left = until - whole.seconds
+        seconds = RECOMPUTING_SHARE * left
+        choosing = [race for race in self._by_promise(left) if may_choose_levels(race)]
+        run_each(run_recomputing, choosing, seconds, seconds, processes)
         if simpler is not None and not whole.proven:
             seconds = SIMPLER_SHARE * (until - whole.seconds)
             with suppress(NoSolution):
                 simpler._search(simpler.whole.seconds + seconds, cold=False, given=False)
         left = until - whole.seconds
-        order = self._by_promise(left)
-        first = ROUNDS[0][0]
-        run_adaoffloads(order[:first], QUICK_SHARE * left, processes)
+        order, first = self._by_promise(left), ROUNDS[0][0]
+        best, seconds = order[:first], QUICK_SHARE * left
+        each = seconds * min(processes, len(best)) / max(1, len(best))
+        run_each(run_adaoffload, best, seconds, each, processes)
         for race in order[first:] if whole.best is None else ():
             if whole.seconds < until:
                 run_adaoffload(race, 0)
@@ -405,26 +418,23 @@ class Portfolio:
         return max(0.0, seconds) / (MOVE_S * shape.devices * 3 * shape.activations)
 
     def _by_promise(self, seconds: float) -> list[Race]:
-        """Return the races that may improve on the incumbent, the most promising first; before any has run the one of
-        the least bound is among the first three, as it may be the best in the end, whatever the patterns that suit it."""
+        """Return the races that may improve on the incumbent, the most promising first; before any has run, the one that
+        has the incumbent and the one of the least bound come next: they may be the best in the end, whatever they promise."""
         promised = {
             race: self.promise(race, seconds) for race in self.races if not self.hopeless(race)
         }
-        least = min(promised, key=lambda race: race.bound_ns, default=None)
-        if least is not None and least.turns:
-            least = None
+        ahead: list[Race] = []
+        if promised and not any(race.turns for race in self.races):
+            least = min(promised, key=lambda race: race.bound_ns)
+            ahead = [race for race in (self.leader, least) if race in promised]
         # one that is not known yet may, whatever it promises; the leader's own is no more than its cost
         order = [
             race
             for race, cost in promised.items()
-            if race.best is None or cost <= self.whole.cost_ns or race is least
+            if race.best is None or cost <= self.whole.cost_ns or race in ahead
         ]
         order.sort(key=promised.__getitem__)
-        first = ROUNDS[0][0]
-        if least is not None and least not in order[:first]:
-            order.remove(least)
-            order.insert(first - 1, least)
-        return order
+        return list(dict.fromkeys([*order[:1], *ahead, *order]))
 
     # -- the end -----------------------------------------------------------------------------------------
 

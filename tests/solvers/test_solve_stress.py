@@ -215,7 +215,7 @@ def test_one_shape_that_fails_is_not_all(monkeypatch: Any) -> None:
 
     compete = portfolio.compete
     monkeypatch.setattr(portfolio, "compete", only_vee)
-    for name in ("run_adaoffload", "run_adaoffloads"):
+    for name in ("run_adaoffload", "run_each"):
         monkeypatch.setattr(portfolio, name, lambda *_: None)
     monkeypatch.setattr(portfolio, "run_rules", lambda *_: 0)
     monkeypatch.setattr(portfolio, "told_schedules", lambda _: ())

@@ -6,7 +6,7 @@ an input to it (`runs.Problem`) that is chosen here by trial. This is our extens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -66,6 +66,7 @@ def mixed(
     chunks: int | None = None,
     objective: str = "flush",
     placement: str | None = None,
+    over: Callable[[], bool] = lambda: False,
 ) -> Schedule:
     """Run AdaOffload with activations that may also be recomputed, each at its own level, inside
     backwards or by ops C of their own.
@@ -90,7 +91,7 @@ def mixed(
         limit: bytes per device, static included: one number, or one per device. None: the profile's
             own; without a limit everything is kept. chunks, placement: re-chunk the profile, see
             `adaoffload.rechunked`.
-        objective: ``flush`` (makespan) or ``span``.
+        objective: ``flush`` (makespan) or ``span``. over: asked before every run; tells whether the time is up.
 
     Raises:
         OutOfMemory, NoSolution, InvalidSchedule: as `adaoffload`.
@@ -101,9 +102,9 @@ def mixed(
     limits = profile.limits(limit, "limit")
     plain = profile.map_stages(lambda _, cost: replace(cost, recompute=()))
     if limits is None or not profile.has_levels or objective not in OBJECTIVES:
-        return adaoffload(plain, microbatches, limits, None, objective)
+        return adaoffload(plain, microbatches, limits, None, objective, over=over)
     require_limit(profile, limits)
-    search = _Search(profile, microbatches, limits, objective)
+    search = _Search(profile, microbatches, limits, objective, over)
     search.run()
     found = []
     if search.best is not None and search.best.levels.any():
@@ -113,7 +114,7 @@ def mixed(
             apart = apart_where_faster(schedule, profile, limits, objective)
             found.append(apart if host_holds(apart, profile, limits) else schedule)
     try:
-        found.append(adaoffload(plain, microbatches, limits, None, objective))
+        found.append(adaoffload(plain, microbatches, limits, None, objective, over=over))
     except (OutOfMemory, NoSolution):
         if not found:
             raise
@@ -137,10 +138,15 @@ class _Search:
     recomputes least."""
 
     def __init__(
-        self, profile: CostProfile, microbatches: int, limits: Sequence[int], objective: str
+        self,
+        profile: CostProfile,
+        microbatches: int,
+        limits: Sequence[int],
+        objective: str,
+        over: Callable[[], bool],
     ) -> None:
         self.profile, self.microbatches = profile, microbatches
-        self.limits, self.objective = limits, objective
+        self.limits, self.objective, self.over = limits, objective, over
         self.settings: Sequence[Setting | Wave] = SETTINGS if profile.chunks == 1 else CHUNKED
         self.runs = EFFORT * max(LEAST_RUNS, MOST_WORK // (len(profile.stages) * microbatches))
         self.best: Greedy | None = None
@@ -185,6 +191,8 @@ class _Search:
         with suppress(NoSolution):
             problem = Problem(self.profile, self.microbatches, self.limits, levels=levels)
             for setting in settings[: max(0, self.runs)]:
+                if self.over():
+                    break
                 self.runs -= 1
                 found = play(
                     problem, setting, stop_ns if self.objective == "flush" else progress.FOREVER
@@ -202,7 +210,7 @@ class _Search:
     def _climb(self, mix: Mix) -> None:
         """Change one stage after the other, as long as that improves the mix."""
         known, better = self.tried[mix], True
-        while better and known is not None and self.runs > 0:
+        while better and known is not None and self.runs > 0 and not self.over():
             better = False
             for s in range(len(mix)):
                 for part in self._near(mix[s]):

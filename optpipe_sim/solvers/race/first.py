@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ...errors import NoSolution
+from ...errors import NoSolution, OptPipeError
 from ...processes.workers import Newest, Report, Workers, next_places, shared_numbers
 from ...schedule import Schedule
-from ...schedules import ADAOFFLOAD
+from ...schedules import ADAOFFLOAD, RECOMPUTING
 from ...schedules.adaoffload.adaoffload import LEAST_RUNS, adaoffload
+from ...schedules.adaoffload.mixed import mixed
 from ..anneal.annealer import treats
 from ..starts.fixed_levels import first_starts
 from .race import Race
@@ -40,19 +42,41 @@ def run_adaoffload(race: Race, until: float) -> None:
         race.failures[ADAOFFLOAD] = str(error)
 
 
-def run_adaoffloads(races: Sequence[Race], until: float, processes: int) -> None:
-    """Run `run_adaoffload` on several races at the same time; together at most for about `until` seconds. With one
-    process: in this one."""
+def may_choose_levels(race: Race) -> bool:
+    """Whether AdaOffload-R may find anything that AdaOffload does not."""
+    problem = race.problem
+    return problem.may_recompute and problem.limits is not None and problem.shape.slices == 1
+
+
+def run_recomputing(race: Race, until: float) -> None:
+    """Run AdaOffload-R, for at most about `until` seconds: a level for each activation, and what is offloaded beside."""
+    problem, began = race.problem, race.seconds
+
+    def over() -> bool:
+        return race.proven or race.seconds - began > until
+
+    if may_choose_levels(race) and not over():
+        costs, m, limits = problem.profile, problem.microbatches, problem.limits
+        with suppress(OptPipeError):  # pinned host memory may be too scarce, or the time
+            race.offer(mixed(costs, m, limits, None, problem.objective, over=over), RECOMPUTING)
+
+
+Step = Callable[[Race, float], None]  # `run_adaoffload` or `run_recomputing`
+
+
+def run_each(step: Step, races: Sequence[Race], until: float, most: float, processes: int) -> None:
+    """Run a step on several races at the same time, each for at most `most` seconds, together for about `until`. With
+    one process: in this one."""
     began = time.monotonic()
-    each = until * min(processes, len(races)) / max(1, len(races))
     if processes == 1 or len(races) < 2:
         for race in races:
-            run_adaoffload(race, min(each, until - (time.monotonic() - began)))
+            step(race, min(most, until - (time.monotonic() - began)))
         return
     shared = shared_numbers([0])  # the place of the next race
     workers = Workers()
     try:
-        workers.start([partial(_work, races, each, shared)] * min(processes, len(races)))
+        work = partial(_work, step, races, began + until, most, shared)
+        workers.start([work] * min(processes, len(races)))
         late = began + GRACE * until
         for _, (place, kind, *found) in workers.messages(
             lambda: time.monotonic() > late, races[0].notify
@@ -66,13 +90,21 @@ def run_adaoffloads(races: Sequence[Race], until: float, processes: int) -> None
             races[0].failures[ADAOFFLOAD] = how
 
 
-def _work(races: Sequence[Race], seconds: float, shared: Any, report: Report, _: Newest) -> None:
+def _work(
+    step: Step,
+    races: Sequence[Race],
+    ends: float,
+    most: float,
+    shared: Any,
+    report: Report,
+    _: Newest,
+) -> None:
     """Take the next race until none is left."""
     for place in next_places(shared, len(races)):
         race = races[place]
         race.watch = None  # the process that has asked tells what is found
         race.on_incumbent = partial(_found, partial(report, place), race)
-        run_adaoffload(race, seconds)
+        step(race, min(most, ends - time.monotonic()))
         report(place, "starts", race.starts, race.failures)
 
 
