@@ -52,21 +52,22 @@ def plain_plans(
     limits: Sequence[int] | None,
     objective: str = "flush",
     names: Sequence[str] | None = None,
+    chunks: int | None = None,
 ) -> Iterator[PlainPlan]:
     """Yield the plain plans that fit without waiting for memory, which no framework does, the plainest
     first: 1F1B, interleaved 1F1B with its usual group and ever more chunks, then the other schedules
     that frameworks have by name; each with the given layers per stage, nothing recomputed, or all of it.
 
     Args:
-        names: only these schedules; None: all.
+        names: only these schedules; None: all. chunks: only plans with so many per device; None: any number.
     """
     profile = replace(profile, memory_limit=None)
     levels = profile.level_names
-    chunks = sorted({shape.chunks for shape in candidate_shapes(profile)} - {1})
+    several = sorted({shape.chunks for shape in candidate_shapes(profile)} - {1})
     others = [
         name for name in those(lambda entry: entry.common) if name not in (PLAIN, INTERLEAVED)
     ]
-    order = [PLAIN, *(f"{INTERLEAVED}:chunks={count}" for count in chunks), *others]
+    order = [PLAIN, *(f"{INTERLEAVED}:chunks={count}" for count in several), *others]
     for rank, name in enumerate(order):
         if names is not None and name.partition(":")[0] not in names:
             continue
@@ -74,6 +75,8 @@ def plain_plans(
             told = name if level is None else recomputed_at(name, level)
             with suppress(OptPipeError):  # not for these microbatches, or stages
                 schedule = build(told, profile, microbatches)
+                if chunks not in (None, schedule.shape.chunks):
+                    continue
                 trace = simulate(schedule, profile, objective=objective)
                 if limits is None or all(map(le, trace.peak_bytes, limits)):
                     yield PlainPlan(2 * rank + (level is not None), told, trace)

@@ -208,17 +208,21 @@ class Beside(NamedTuple):
 
 
 def beside(
-    profile: CostProfile, best: Trace, name: str, names: Sequence[str] | None = None
+    profile: CostProfile,
+    best: Trace,
+    name: str,
+    names: Sequence[str] | None = None,
+    chunks: int | None = None,
 ) -> Beside:
     """Compare the best plan with plain ones whose difference to it is a toss-up.
 
     Args:
-        name: of the best plan. names: only these schedules in its place; None: all.
+        name: of the best plan. names, chunks: only these schedules in its place, with so many chunks per device;
+            None: all.
     """
     limits = best.memory_limit or profile.memory_limit
-    plain = list(
-        plain_plans(profile, best.schedule.shape.microbatches, limits, best.objective, names)
-    )
+    m = best.schedule.shape.microbatches
+    plain = list(plain_plans(profile, m, limits, best.objective, names, chunks))
     most = best.iteration_ns * (1 + toss_up(best))
     near = [
         one

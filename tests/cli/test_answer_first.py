@@ -56,6 +56,26 @@ def test_compare_where_nothing_fits(path: str, capsys: pytest.CaptureFixture[str
     )
 
 
+def test_evaluate_says_where_no_such_device_has_the_limit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [
+        "evaluate",
+        "--model",
+        "llama3-8b",
+        "--machine",
+        "a100-40gb",
+        "--gpus",
+        "4",
+        "--pp",
+        "4",
+    ]
+    status, said = lines(capsys, *words, "--seq", "8192", "--global-batch", "8")
+    assert status == 1
+    assert said[0].startswith("1f1b does not fit: ")
+    assert ", more than this device has" in said[1]
+
+
 def test_evaluate(capsys: pytest.CaptureFixture[str]) -> None:
     status, said = lines(capsys, *RUN.split())
     assert status == 0

@@ -31,6 +31,10 @@ def test_they_come_in_order_and_fit_without_waiting() -> None:
     assert "1f1b" not in tight
     assert "1f1b:recompute=full" in tight
     assert [one.name for one in plain_plans(profile, 8, (50,) * 4)] == []
+    # only those with as many chunks as are asked for
+    two = list(plain_plans(profile, 8, None, chunks=2))
+    assert {one.trace.schedule.shape.chunks for one in two} == {2}
+    assert "1f1b-i:chunks=2" in [one.name for one in two]
 
 
 def test_within_one_per_cent_the_plainest_else_the_fastest() -> None:

@@ -204,8 +204,15 @@ def test_a_dozen_calls_lead_from_the_command_to_the_engines_and_to_the_result(
 def test_a_busy_machine_does_not_lose_the_plan_that_is_run_today(
     monkeypatch: pytest.MonkeyPatch, chunks: int
 ) -> None:
-    """No rule has its turn and the search none either; 1F1B, or interleaved 1F1B in the chunks of the profile, is
-    replayed all the same."""
+    """Bounds take long, no rule has its turn and the search none either; 1F1B, or interleaved 1F1B in the chunks of the
+    profile, is replayed all the same."""
+
+    def prove(race: Race, *bound: Any) -> None:
+        time.sleep(0.15)
+        real(race, *bound)
+
+    real = Race.prove
+    monkeypatch.setattr(Race, "prove", prove)
     monkeypatch.setattr(portfolio, "run_rules", lambda _races, rules, *_: len(rules))
     monkeypatch.setattr(portfolio, "run_adaoffload", lambda *_: None)
     monkeypatch.setattr(portfolio, "run_each", lambda *_: None)
@@ -213,7 +220,7 @@ def test_a_busy_machine_does_not_lose_the_plan_that_is_run_today(
     profile = load_profile(
         {"devices": 4, "chunks": chunks, "stages": {"t_f_ms": 4, "t_b_ms": 5, "t_w_ms": 3, "act_mib": 8, "layers": 8}}
     )  # fmt: skip
-    found = solve(profile, 8, None, time_limit=5, chunks="any", cache=False)
+    found = solve(profile, 8, None, time_limit=2, chunks="any", cache=False)
     name = "1f1b" if chunks == 1 else "1f1b-i"
     today = simulate(build(name, profile, 8), profile)
     assert found.objective_ns is not None

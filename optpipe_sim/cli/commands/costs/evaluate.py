@@ -306,7 +306,10 @@ def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
     row, question, choice = found.row, found.advice.question, found.row.choice
     out.text(verdict(row.schedule, row.trace))
     if not row.trace.fits and not out.json and not out.quiet:
-        out.line("would fit", "; ".join([*remedies(None, row.trace), *lighter]))
+        limit, *others = remedies(None, row.trace)
+        if max(row.trace.peak_bytes) > question.machine.usable_bytes:
+            limit = f"{limit}, more than this device has"
+        out.line("would fit", "; ".join([limit, *others, *lighter]))
     out.text(
         Text(f"{question.model.name} on {question.gpus} x {question.machine.title}:", "bold"),
         f"{choice}, zero {choice.zero}, {row.schedule}, {choice.microbatches} microbatches of"

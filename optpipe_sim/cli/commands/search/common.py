@@ -61,13 +61,16 @@ NOTHING_BESIDE: dict[str, None] = {"plainest": None, "steady": None}
 
 
 def plain_beside(
-    profile: CostProfile, best: Trace, names: Sequence[str] | None = None
+    profile: CostProfile,
+    best: Trace,
+    names: Sequence[str] | None = None,
+    chunks: int | None = None,
 ) -> Beside | None:
     """Return what stands beside the best plan: see `steady.beside`; None for plans over slices, and very large
-    ones. `names`: only these schedules."""
+    ones. `names`, `chunks`: only these schedules, with so many chunks per device."""
     if len(best.schedule) > MANY_OPS or profile.slices > 1:
         return None
-    return beside(profile, best, "this plan", names)
+    return beside(profile, best, "this plan", names, chunks)
 
 
 def needs_profile(arguments: argparse.Namespace) -> None:

@@ -76,7 +76,13 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         else None,
         **plan,
     }
-    plain = plain_beside(restrict(profile, arguments.treatments), trace, names_in(arguments.family))
+    chunks = _chunks(arguments, profile)
+    plain = plain_beside(
+        restrict(profile, arguments.treatments),
+        trace,
+        names_in(arguments.family),
+        None if chunks is None else chunks[0],
+    )
     answer |= plain.to_json(trace) if plain is not None else NOTHING_BESIDE
     files = write_profile(arguments, trace.given_stages, "the profile with this layout")
     return finish(

@@ -155,7 +155,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         log.write()
         files[arguments.log] = "objective and bound over time"
     more = {"found_by": result.info["found_by"], "interrupted": result.info["interrupted"]}
-    plain = plain_beside(profile, result.trace)
+    plain = plain_beside(profile, result.trace, chunks=None if any_shape else profile.chunks)
     more |= plain.to_json(result.trace) if plain is not None else NOTHING_BESIDE
     return finish(
         arguments,
