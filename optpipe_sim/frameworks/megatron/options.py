@@ -349,7 +349,7 @@ class Plan:
                 f"stages without any layer ({', '.join(empty)}) are reported to hang"
                 " (github.com/NVIDIA/Megatron-LM/issues/1852); give each a layer, the embedding or the loss"
             )
-        if self.overlaps and self._shared:
+        if self.overlaps and self.old_links and self._shared:
             yield (
                 "CUDA_DEVICE_MAX_CONNECTIONS: up to Hopper Megatron-LM wants 1 for tensor and context parallelism, and more for"
                 f" --{OVERLAP}; try both, 1 gives the exchange less to hide behind"

@@ -299,7 +299,7 @@ def _show_best(out: Out, found: Advice, best: Row) -> None:
         out.print(f"          {len(strange)} other rows are beyond any published run")
     if best.gap > 0:
         more = "" if best.gap < 0.0005 else f"more than {best.gap:.1%} "
-        out.labelled("at best", f"no schedule of this split and profile is {more}faster")
+        out.labelled("at best", f"no schedule of this split, with these layers per stage, is {more}faster")
     plain = found.plainest
     if plain is not None and plain.iteration_ns > best.iteration_ns:
         slower = plain.iteration_ns / best.iteration_ns - 1
@@ -373,7 +373,7 @@ def _show_plan(out: Out, plan: dict[str, Any]) -> None:
         slower = f"{plan['slower_than_free']:+.1%}"
         out.line("free of the family", f"{format_time(plan['free_ns'])} (the plan: {slower})")
         bound = format_time(plan["layout_bound_ns"])
-        text = f"{bound}, for any schedule and layout of this split and chunks"
+        text = f"{bound}, for any schedule of this split and chunks, whatever the layers per stage"
         if "memory" in plan["layout_bound_by"]:
             text += "; it counts their work alone, not the cost of fitting the memory"
         out.line("bound", text)
