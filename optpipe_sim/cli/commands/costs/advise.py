@@ -299,7 +299,9 @@ def _show_best(out: Out, found: Advice, best: Row) -> None:
         out.print(f"          {len(strange)} other rows are beyond any published run")
     if best.gap > 0:
         more = "" if best.gap < 0.0005 else f"more than {best.gap:.1%} "
-        out.labelled("at best", f"no schedule of this split, with these layers per stage, is {more}faster")
+        out.labelled(
+            "at best", f"no schedule of this split, with these layers per stage, is {more}faster"
+        )
     plain = found.plainest
     if plain is not None and plain.iteration_ns > best.iteration_ns:
         slower = plain.iteration_ns / best.iteration_ns - 1
