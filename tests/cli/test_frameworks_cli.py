@@ -344,13 +344,18 @@ def test_a_comparison_within_a_family(cli) -> None:
 
 
 def test_the_options_of_the_plan_to_run_are_a_command_away(cli) -> None:
-    """With one chunk the fastest plan is plain 1F1B, of whose options the answer is; interleaved is the one to run."""
+    """The answer is of the options of the fastest plan, which moves layers; one with the layers given is the one to run."""
     cli("estimate --model qwen3-8b --machine h100 --devices 4 --tp 2 --save q.yaml")
-    told = cli("solve q.yaml -m 8 --family megatron --chunks 1 --time-limit 2").out
+    told = cli("solve q.yaml -m 8 --family megatron --time-limit 2").out
     command = told.splitlines()[-1].partition(" export ")[2]
     assert command.startswith("1f1b-i:chunks=")
     assert "to run              1f1b-i:chunks=" in told
     assert cli(f"export {command}").code == 0
+    # what was asked for is kept
+    asked = cli("solve q.yaml -m 8 --family megatron --chunks 2 --time-limit 2").out
+    beside = [line for line in asked.splitlines() if line.startswith(("  plainest", "  to run"))]
+    assert beside
+    assert all("1f1b-i:chunks=2" in line for line in beside)
 
 
 def test_a_frontier_beside_that_of_a_family(cli) -> None:
