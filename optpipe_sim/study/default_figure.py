@@ -23,7 +23,15 @@ from ..plot.style import MUTED, new_figure, styled
 
 Row = Mapping[str, Any]
 # preferred measures if a table has several; else the first column of numbers
-MEASURES = ("cost_ns", "makespan_ns", "objective_ns", "bubble_rate_flush", "bubble_rate", "gap")
+MEASURES = (
+    "cost_ns",
+    "makespan_ns",
+    "objective_ns",
+    "iteration_ns",
+    "bubble_rate_flush",
+    "bubble_rate",
+    "gap",
+)
 NO_MEASURES = ("seed", "time_limit", "point_s", "cpu_s", "load", "chunks", "offloaded")
 LINES, PANELS, COLUMNS = 14, 9, 3  # at most
 PANEL_INCHES = (3.4, 2.6)
