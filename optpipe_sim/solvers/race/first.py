@@ -19,17 +19,20 @@ from ..starts.fixed_levels import first_starts
 from .race import Race
 
 SEARCHES = ("auto", "search")  # engines
+Step = Callable[[Race, float], None]  # `run_adaoffload` or `run_recomputing`
 GRACE = 1.5  # steps are ended by force after so many times the time that they were given
+
+
+def _clock(race: Race, until: float) -> Callable[[], bool]:
+    """Return what tells whether so many seconds have passed from now, or nothing is left to do."""
+    began = race.seconds
+    return lambda: race.proven or race.seconds - began > until
 
 
 def run_adaoffload(race: Race, until: float) -> None:
     """Run AdaOffload once for an early incumbent, then with all its settings if these take less
     than `until` seconds."""
-    problem, began = race.problem, race.seconds
-
-    def over() -> bool:
-        return race.proven or race.seconds - began > until
-
+    problem, began, over = race.problem, race.seconds, _clock(race, until)
     if treats(problem):
         race.starts = first_starts(problem, race.offer, over, lambda: race.cost_ns)
         return
@@ -43,25 +46,18 @@ def run_adaoffload(race: Race, until: float) -> None:
 
 
 def may_choose_levels(race: Race) -> bool:
-    """Whether AdaOffload-R may find anything that AdaOffload does not."""
+    """Whether AdaOffload-R may find anything that AdaOffload does not: it chooses by activation, not by stage."""
     problem = race.problem
-    return problem.may_recompute and problem.limits is not None and problem.shape.slices == 1
+    return problem.may_recompute and not problem.per_stage and problem.shape.slices == 1
 
 
 def run_recomputing(race: Race, until: float) -> None:
     """Run AdaOffload-R, for at most about `until` seconds: a level for each activation, and what is offloaded beside."""
-    problem, began = race.problem, race.seconds
-
-    def over() -> bool:
-        return race.proven or race.seconds - began > until
-
+    problem, over = race.problem, _clock(race, until)
     if may_choose_levels(race) and not over():
         costs, m, limits = problem.profile, problem.microbatches, problem.limits
         with suppress(OptPipeError):  # pinned host memory may be too scarce, or the time
             race.offer(mixed(costs, m, limits, None, problem.objective, over=over), RECOMPUTING)
-
-
-Step = Callable[[Race, float], None]  # `run_adaoffload` or `run_recomputing`
 
 
 def run_each(step: Step, races: Sequence[Race], until: float, most: float, processes: int) -> None:
